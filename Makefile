@@ -4,6 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := -m pip install --quiet --disable-pip-version-check
 
+# A file's tests share recordings, so that a worker takes whole files. Many tests wait: three workers
+# keep two cores busy.
+WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 LAB_TARGETS   := score score-full score-rivals score-whatif score-sabotage record-whatif gate-check \
     lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix
 BENCH_TARGETS := peers blame-check fuzz import-answers faults faults-long overhead
@@ -39,16 +43,16 @@ dev: $(VENV)/dev ## create the virtual environment with everything but torch
 
 torch: $(VENV)/torch
 
-test: $(VENV)/torch ## run all tests, real torch training included (about ten minutes)
-	$(BIN)/python -m pytest tests -m "not alone and not accept and not long" --numprocesses 2
+test: $(VENV)/torch ## run all tests, real torch training included (about six minutes)
+	$(BIN)/python -m pytest tests -m "not alone and not accept and not long" $(WORKERS)
 	$(BIN)/python -m pytest tests -m "alone and not accept and not long"
 
 test-fast: $(VENV)/dev ## run the tests that need no torch and change nothing on the machine
-	$(BIN)/python -m pytest tests -m "not alone and not accept and not long and not torch" --numprocesses 2
+	$(BIN)/python -m pytest tests -m "not alone and not accept and not long and not torch" $(WORKERS)
 
 # Long variants of the tests, and many more generated examples (nightly).
 test-long: $(VENV)/torch
-	CLUSTERPROF_EXAMPLES=long $(BIN)/python -m pytest tests -m "(long or hypothesis) and not alone and not accept" --numprocesses 2
+	CLUSTERPROF_EXAMPLES=long $(BIN)/python -m pytest tests -m "(long or hypothesis) and not alone and not accept" $(WORKERS)
 	$(BIN)/python -m pytest tests -m "long and alone and not accept"
 
 accept: $(VENV)/torch ## compare answers with measured truth at a tolerance (nothing else may run)

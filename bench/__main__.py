@@ -33,20 +33,20 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    answers = [f"{machine()}\n"]
+    answers = [f"{describe_machine()}\n"]
     print(answers[0])
     failed = False
     for path in chosen:
-        answer, ok = run(path)
+        answer, ok = run_question(path)
         failed = failed or not ok
         print(answer, flush=True)
         answers.append(answer)
     if save:
-        store(answers, only_some=bool(wanted))
+        store_answers(answers, only_some=bool(wanted))
     return 1 if failed else 0
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Return one line about where and when this ran."""
     model = next(
         (
@@ -63,7 +63,7 @@ def machine() -> str:
     )
 
 
-def run(path: Path) -> tuple[str, bool]:
+def run_question(path: Path) -> tuple[str, bool]:
     """Run one question in a process of its own; return its answer, and whether it ended well."""
     done = subprocess.run(
         [sys.executable, str(path)],
@@ -79,7 +79,7 @@ def run(path: Path) -> tuple[str, bool]:
     return text, done.returncode == 0
 
 
-def store(answers: list[str], only_some: bool = False) -> None:
+def store_answers(answers: list[str], only_some: bool = False) -> None:
     """Replace the results in bench/README.md; of only some questions theirs alone, dated."""
     page = FOLDER / "README.md"
     head, _, tail = page.read_text(encoding="utf-8").partition(RESULTS_MARK)

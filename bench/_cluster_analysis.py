@@ -116,7 +116,7 @@ def main() -> None:
         meter.begin(f"render {name}")
         sizes[name] = len(load_renderer(name)().render(report))
     meter.begin("check")
-    true = truth.read(run)
+    true = truth.read_truth(run)
     plan = restore_plan(true.parameters)
     check = check_report(report, true, plan)
     ranks = plan.ranks // plan.stages

@@ -43,15 +43,15 @@ def write_node(path: Path, seconds: int, late: bool) -> None:
     """Write one node; `late` says whether its rank 3 is the late one."""
     now = [0]
     writer = RecordingWriter(
-        path, header(0), lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0
+        path, make_header(0), lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0
     )
-    writer.append(*registered(0, RANKS))
+    writer.append(*make_registrations(0, RANKS))
     noise = np.random.default_rng(7 if late else 11)
     state = np.zeros(len(COLUMNS)), np.zeros(RANKS)
     for second in range(seconds):
         now[0] = (second + 1) * SECOND
-        tables, idle_ns = _second(second, noise, late)
-        writer.append(*_samples(second, noise, idle_ns, *state), *_spans(second, tables))
+        tables, idle_ns = _draw_second(second, noise, late)
+        writer.append(*_make_samples(second, noise, idle_ns, *state), *_make_spans(second, tables))
     writer.close()
 
 
@@ -64,8 +64,8 @@ def copy_node(
     """
     target.mkdir(mode=0o700)
     encoder = Encoder()
-    events = b"".join(encoder.frames(registered(node * RANKS, world)))
-    head = b"".join(encoder.frames([header(node, apart_ns)]))
+    events = b"".join(encoder.frames(make_registrations(node * RANKS, world)))
+    head = b"".join(encoder.frames([make_header(node, apart_ns)]))
     for segment in sorted(source.iterdir()):
         data, out, at, events_due = segment.read_bytes(), [], 0, segment.name == "000001.cpf"
         while at < len(data):
@@ -95,12 +95,12 @@ def write_job(
     return sum(path.stat().st_size for path in folder.rglob("*.cpf"))
 
 
-def remove(folder: Path) -> None:
+def remove_job(folder: Path) -> None:
     """Remove a job."""
     shutil.rmtree(folder)
 
 
-def header(node: int, apart_ns: int = 3600 * SECOND) -> Header:
+def make_header(node: int, apart_ns: int = 3600 * SECOND) -> Header:
     """Return the header of a node."""
     name = f"node-{node:03d}"
     return Header(
@@ -115,7 +115,7 @@ def header(node: int, apart_ns: int = 3600 * SECOND) -> Header:
     )
 
 
-def registered(first: int, world: int) -> list[Event]:
+def make_registrations(first: int, world: int) -> list[Event]:
     """Return the events of a node whose ranks begin at `first`."""
     out = []
     for rank in range(RANKS):
@@ -134,7 +134,7 @@ def registered(first: int, world: int) -> list[Event]:
     return out
 
 
-def _columns() -> list[tuple[str, str]]:
+def _list_columns() -> list[tuple[str, str]]:
     """160 columns: 8 of each GPU, the first its busy time, and 96 of the host."""
     gpu = [s.name for s in CATALOG if s.name.startswith("gpu.") and s.is_counter]
     gpu = ["gpu.busy_ns_total", *(name for name in gpu if name != "gpu.busy_ns_total")][:6]
@@ -145,11 +145,13 @@ def _columns() -> list[tuple[str, str]]:
     return (device + rest)[:160]
 
 
-COLUMNS = _columns()
+COLUMNS = _list_columns()
 _BUSY = [i for i, (name, _) in enumerate(COLUMNS) if name == "gpu.busy_ns_total"]
 
 
-def _second(second: int, noise: np.random.Generator, late: bool) -> tuple[np.ndarray, np.ndarray]:
+def _draw_second(
+    second: int, noise: np.random.Generator, late: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[ranks, fields, rows] of one second's spans, and the idle time of each tenth."""
     steps = second * STEPS + np.arange(STEPS)
     at = np.repeat(steps[None, :] * STEP_NS, RANKS, axis=0)
@@ -160,11 +162,11 @@ def _second(second: int, noise: np.random.Generator, late: bool) -> tuple[np.nda
     half = copy + 50 * MS + noise.integers(0, 2 * MS, at.shape)
     local = np.repeat(half.max(axis=0)[None, :] + MS, RANKS, axis=0)
     rows = [(layout.DATA_WAIT, 0 * wait, wait), (layout.H2D, wait, copy)]
-    rows += _modules(layout.FORWARD, copy, half)
+    rows += _make_module_spans(layout.FORWARD, copy, half)
     rows.append((layout.COLLECTIVE, half, local))
     idle = wait + local - half
     come = np.minimum(half + 70 * MS + noise.integers(0, 2 * MS, at.shape), WORLD_LEAVES[0] - MS)
-    rows += _modules(layout.BACKWARD, local, come)
+    rows += _make_module_spans(layout.BACKWARD, local, come)
     for leave in WORLD_LEAVES:
         rows.append((layout.COLLECTIVE, come, 0 * wait + leave))
         idle += leave - come
@@ -192,12 +194,12 @@ def _second(second: int, noise: np.random.Generator, late: bool) -> tuple[np.nda
     return fields.reshape(RANKS, len(SPAN_FIELDS), -1), share
 
 
-def _modules(kind: int, begin: np.ndarray, end: np.ndarray) -> list[tuple]:
+def _make_module_spans(kind: int, begin: np.ndarray, end: np.ndarray) -> list[tuple]:
     edges = [begin + (end - begin) * n // MODULES for n in range(MODULES + 1)]
     return [(kind, low, high) for low, high in pairwise(edges)]
 
 
-def _samples(
+def _make_samples(
     second: int,
     noise: np.random.Generator,
     idle_ns: np.ndarray,
@@ -215,17 +217,17 @@ def _samples(
     yield Columns("all", names, devices, array("q", t.tobytes()), columns, [None] * len(COLUMNS))
 
 
-def _spans(second: int, tables: np.ndarray) -> Iterator[Record]:
+def _make_spans(second: int, tables: np.ndarray) -> Iterator[Record]:
     for rank, table in enumerate(tables):
         order = np.argsort(table[1], kind="stable")
-        yield _record(100 + rank, second, table[:, order])
+        yield _make_record(100 + rank, second, table[:, order])
         waits = table[:, table[2] == layout.DATA_WAIT]
         fetch = np.zeros_like(waits)
         fetch[0], fetch[1] = np.maximum(waits[1] - 100 * MS, 0), waits[1] - 100_000
         fetch[2], fetch[3], fetch[4], fetch[6] = layout.FETCH, 8, 60 * MS, 1 << 20
-        yield _record(200 + rank, second, fetch)
+        yield _make_record(200 + rank, second, fetch)
 
 
-def _record(pid: int, second: int, table: np.ndarray) -> Spans:
+def _make_record(pid: int, second: int, table: np.ndarray) -> Spans:
     columns = {name: array("q", table[i].tobytes()) for i, name in enumerate(SPAN_FIELDS)}
     return Spans(pid, 1, 1 + second * table.shape[1], 0, {}, columns)

@@ -68,35 +68,35 @@ class Case:
     here: bool = False
 
 
-def cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+def list_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     """Return what a collector is measured on; of one that is not known here the first host it
     finds something on."""
     special: dict[str, Callable[[Any, Path, list[int]], list[Case]]] = {
-        "ethtool": _ethtool,
-        "rdma": _rdma,
-        "gpu_nvidia": _nvidia,
-        "gpu_gaudi": _gaudi,
-        "gpu_neuron": _neuron,
-        "gpu_tpu": _tpu,
-        "gpu_emulated": _emulated,
+        "ethtool": _make_ethtool_cases,
+        "rdma": _make_rdma_cases,
+        "gpu_nvidia": _make_nvidia_cases,
+        "gpu_gaudi": _make_gaudi_cases,
+        "gpu_neuron": _make_neuron_cases,
+        "gpu_tpu": _make_tpu_cases,
+        "gpu_emulated": _make_emulated_cases,
     }
     if kind.name in special:
         return special[kind.name](kind, folder, pids)
-    chosen = [_here(kind, pids)] if kind.name in ALWAYS_HERE else []
+    chosen = [_make_local_case(kind, pids)] if kind.name in ALWAYS_HERE else []
     hosts = FIXTURES.get(kind.name, ())
     if not chosen and not hosts:
         try:
             probe = kind(Context(Roots(), None, lambda: pids))
             probe.open()
             probe.close()
-            return [_here(kind, pids)]
+            return [_make_local_case(kind, pids)]
         except Unavailable:
-            hosts = tuple(name for name in sorted(os.listdir(HOSTS)) if _opens(kind, name))[:1]
-    return chosen + [_on_fixture(kind, name) for name in hosts]
+            hosts = tuple(name for name in sorted(os.listdir(HOSTS)) if _can_open(kind, name))[:1]
+    return chosen + [_make_fixture_case(kind, name) for name in hosts]
 
 
-def _opens(kind: Any, name: str) -> bool:
-    collector = kind(_fixture(name))
+def _can_open(kind: Any, name: str) -> bool:
+    collector = kind(_make_fixture(name))
     try:
         collector.open()
     except Exception:
@@ -105,17 +105,17 @@ def _opens(kind: Any, name: str) -> bool:
     return True
 
 
-def _fixture(name: str) -> Context:
+def _make_fixture(name: str) -> Context:
     return Context(Roots(HOSTS / name / "proc", HOSTS / name / "sys"), None, lambda: FIXTURE_PIDS)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def do_nothing() -> Iterator[None]:
     """Nothing is called before a sample."""
     yield None
 
 
-def _case(where: str, collector: Callable[[], Any], here: bool = False) -> Case:
+def _make_case(where: str, collector: Callable[[], Any], here: bool = False) -> Case:
     @contextmanager
     def made() -> Iterator[Any]:
         opened = collector()
@@ -124,10 +124,10 @@ def _case(where: str, collector: Callable[[], Any], here: bool = False) -> Case:
         finally:
             opened.close()
 
-    return Case(where, made, alone, here)
+    return Case(where, made, do_nothing, here)
 
 
-def _here(kind: Any, pids: list[int]) -> Case:
+def _make_local_case(kind: Any, pids: list[int]) -> Case:
     around = Context(Roots(), None, lambda: pids)
 
     @contextmanager
@@ -137,13 +137,13 @@ def _here(kind: Any, pids: list[int]) -> Case:
         yield threads.sample
         threads.close()
 
-    made = _case("this machine", lambda: kind(around), True)
-    companion = company if kind.name in WITH_THREADS else alone
+    made = _make_case("this machine", lambda: kind(around), True)
+    companion = company if kind.name in WITH_THREADS else do_nothing
     return Case(made.where, made.made, companion, True)
 
 
-def _on_fixture(kind: Any, name: str) -> Case:
-    return _case(name, lambda: kind(_fixture(name)))
+def _make_fixture_case(kind: Any, name: str) -> Case:
+    return _make_case(name, lambda: kind(_make_fixture(name)))
 
 
 class SimulatedCard(EthtoolStatistics):
@@ -171,16 +171,22 @@ class SimulatedCard(EthtoolStatistics):
             struct.pack_into("=I", request, 16, STATISTICS)
 
 
-def _rdma(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    return [_case("rdma-zoo", lambda: kind(_fixture("rdma-zoo"), first_wait_seconds=_PATIENCE_S))]
+def _make_rdma_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+    return [
+        _make_case(
+            "rdma-zoo", lambda: kind(_make_fixture("rdma-zoo"), first_wait_seconds=_PATIENCE_S)
+        )
+    ]
 
 
-def _ethtool(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+def _make_ethtool_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     more = {"statistics": SimulatedCard, "first_wait_seconds": _PATIENCE_S}
-    return [_case("rdma-zoo, simulated cards", lambda: kind(_fixture("rdma-zoo"), **more))]
+    return [
+        _make_case("rdma-zoo, simulated cards", lambda: kind(_make_fixture("rdma-zoo"), **more))
+    ]
 
 
-def _isolated(name: str, environment: dict[str, str], sure: bool = False) -> Any:
+def _make_isolated_case(name: str, environment: dict[str, str], sure: bool = False) -> Any:
     from clusterprof.agent.isolation.collector import IsolatedCollector
 
     more = {"absent": lambda environ: None} if sure else {}
@@ -230,43 +236,47 @@ def _build_nvml(folder: Path) -> Path:
     return library
 
 
-def _nvidia(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.nvml.simulated import Scenario, environment
+def _make_nvidia_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+    from tests.support.nvml.simulated import Scenario, make_environment
 
     library = _build_nvml(folder / "nvml")
     scenario = Scenario(folder / "scenario", devices=8)
-    variables = environment(library, scenario)
-    return [_case("8 simulated", lambda: _isolated(kind.name, variables))]
+    variables = make_environment(library, scenario)
+    return [_make_case("8 simulated", lambda: _make_isolated_case(kind.name, variables))]
 
 
-def _gaudi(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.accelerators.simulated import path_with
+def _make_gaudi_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+    from tests.support.accelerators.simulated import prepend_to_path
 
-    path = {"PATH": path_with(HOSTS / "gaudi-node/tools")}
-    return [_case("gaudi-node", lambda: _isolated(kind.name, path))]
+    path = {"PATH": prepend_to_path(HOSTS / "gaudi-node/tools")}
+    return [_make_case("gaudi-node", lambda: _make_isolated_case(kind.name, path))]
 
 
-def _neuron(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
-    from tests.support.accelerators.simulated import path_with, tool
+def _make_neuron_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+    from tests.support.accelerators.simulated import prepend_to_path, write_tool
 
     tools = HOSTS / "trn1-node/tools"
     report = (tools / "reports.jsonl").read_text().splitlines()[0]
     (folder / "report.jsonl").write_text(report + "\n")
-    own = tool(folder / "neuron", "neuron-ls", f'exec {tools}/neuron-ls "$@"')
-    tool(own, "neuron-monitor", f"while :; do cat {folder}/report.jsonl; sleep 1; done")
-    return [_case("trn1-node", lambda: _isolated(kind.name, {"PATH": path_with(own)}))]
+    own = write_tool(folder / "neuron", "neuron-ls", f'exec {tools}/neuron-ls "$@"')
+    write_tool(own, "neuron-monitor", f"while :; do cat {folder}/report.jsonl; sleep 1; done")
+    return [
+        _make_case(
+            "trn1-node", lambda: _make_isolated_case(kind.name, {"PATH": prepend_to_path(own)})
+        )
+    ]
 
 
-def _tpu(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+def _make_tpu_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     from tests.support.accelerators.simulated import SITE, write_tpu
 
     write_tpu(folder / "tpu")
     sys.path.append(str(SITE))  # a helper looks where its recorder does
     variables = {"FAKETPU": str(folder / "tpu")}
-    return [_case("2 simulated", lambda: _isolated(kind.name, variables, sure=True))]
+    return [_make_case("2 simulated", lambda: _make_isolated_case(kind.name, variables, sure=True))]
 
 
-def _emulated(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
+def _make_emulated_cases(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     from clusterprof.demo.accelerator import EmulatedAccelerator
 
     devices = folder / "run/devices"
@@ -274,7 +284,7 @@ def _emulated(kind: Any, folder: Path, pids: list[int]) -> list[Case]:
     made = [EmulatedAccelerator(devices / f"{index}.emulated") for index in range(8)]
     around = Context(Roots(), folder / "run", lambda: pids)
     _EMULATED.extend(made)
-    return [_case("8 emulated", lambda: kind(around))]
+    return [_make_case("8 emulated", lambda: kind(around))]
 
 
 _EMULATED: list[Any] = []  # their pages live as long as they do

@@ -19,14 +19,14 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ROOM_US = 1000
 
 
-def repeated(source: Path, target: Path, size_bytes: int) -> int:
+def write_repeated(source: Path, target: Path, size_bytes: int) -> int:
     """Write a trace of at least this size; return how many bytes it has."""
     data = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
     match = _EVENTS.search(data)
     start = match.end() if match else data.index(b"[") + 1
     end = data.rindex(b"]")
     head, body, tail = data[:start], data[start:end].strip(b" \r\n\t,"), data[end:]
-    pieces, numbers, sorts = _cut(body)
+    pieces, numbers, sorts = _split_numbers(body)
     times = [n for n, sort in zip(numbers, sorts) if sort == 0 and n > 0]
     period_us = max(times) - min(times) + _ROOM_US if times else _ROOM_US
     highest = max((n for n, sort in zip(numbers, sorts) if sort == 1), default=0) + 1
@@ -48,7 +48,7 @@ def repeated(source: Path, target: Path, size_bytes: int) -> int:
     return written
 
 
-def _cut(body: bytes) -> tuple[list[bytes], list[int], list[int]]:
+def _split_numbers(body: bytes) -> tuple[list[bytes], list[int], list[int]]:
     """Pieces between numbers, the numbers, and what each is: time, id, or number of a step."""
     pieces: list[bytes] = []
     numbers: list[int] = []
@@ -71,7 +71,11 @@ def main() -> int:
     parser.add_argument("target", type=Path)
     parser.add_argument("--megabytes", type=int, default=500)
     args = parser.parse_args()
-    print(repeated(args.source, args.target, args.megabytes * 1_000_000), "bytes", file=sys.stderr)
+    print(
+        write_repeated(args.source, args.target, args.megabytes * 1_000_000),
+        "bytes",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -36,7 +36,7 @@ Parse = Callable[[bytes], list[int]]
 _places: dict[bytes, int] = {}
 
 
-def named(keys: tuple[bytes, ...]) -> Parse:
+def make_finder(keys: tuple[bytes, ...]) -> Parse:
     """Return what finds the numbers behind these names, -1 where there is none."""
 
     def parse(data: bytes) -> list[int]:
@@ -50,29 +50,29 @@ def named(keys: tuple[bytes, ...]) -> Parse:
     return parse
 
 
-def first_line(data: bytes) -> list[int]:
+def parse_cpu_times(data: bytes) -> list[int]:
     """Read the CPU times of the node."""
     return list(map(int, data[: data.index(b"\n")].split()[1:9]))
 
 
-def totals(data: bytes) -> list[int]:
+def parse_pressure(data: bytes) -> list[int]:
     """Read the times of a pressure file."""
     return [int(word[6:]) for word in data.split() if word.startswith(b"total=")]
 
 
-def disks(data: bytes) -> list[int]:
+def parse_disks(data: bytes) -> list[int]:
     """Read half of the counters of each disk."""
     fields = [line.split() for line in data.split(b"\n")[:-1]]
     return [int(n) for line in fields if line[2][:4] != b"loop" for n in line[3:14:2]]
 
 
-def links(data: bytes) -> list[int]:
+def parse_links(data: bytes) -> list[int]:
     """Read bytes received, dropped and sent of each network interface."""
     fields = [line.split(None, 11) for line in data.split(b"\n")[2:-1]]
     return [int(line[n]) for line in fields for n in (1, 4, 9)]
 
 
-def fourteen(head: bytes) -> Parse:
+def make_pair_parser(head: bytes) -> Parse:
     """Return what reads the first counters of the second of two lines with this head."""
 
     def parse(data: bytes) -> list[int]:
@@ -82,57 +82,62 @@ def fourteen(head: bytes) -> Parse:
     return parse
 
 
-def tasks(data: bytes) -> list[int]:
+def parse_tasks(data: bytes) -> list[int]:
     """Read how many tasks run, of how many."""
     running, _, total = data.split()[3].partition(b"/")
     return [int(running), int(total)]
 
 
-def process(data: bytes) -> list[int]:
+def parse_process(data: bytes) -> list[int]:
     """Read state, CPU times, threads and memory of a process."""
     fields = data[data.rindex(b")") + 2 :].split(None, 22)
     return [fields[0][0], int(fields[11]), int(fields[12]), int(fields[17]), int(fields[21])]
 
 
-def asked(data: bytes) -> list[int]:
+def parse_io(data: bytes) -> list[int]:
     """Read the bytes that a process read and wrote."""
     fields = data.split()
     return [int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])]
 
 
-def scheduled(data: bytes) -> list[int]:
+def parse_schedstat(data: bytes) -> list[int]:
     """Read time on a CPU, time waiting for one, and turns."""
     return list(map(int, data.split()))
 
 
-def place(data: bytes) -> list[int]:
+def number_wait_place(data: bytes) -> list[int]:
     """Number the place in the kernel where a process sleeps."""
     return [_places.setdefault(data, len(_places))]
 
 
 OF_NODE = {
-    "stat": first_line,
-    "diskstats": disks,
-    "dev": links,
-    "snmp": fourteen(b"Tcp: "),
-    "netstat": fourteen(b"TcpExt: "),
-    "loadavg": tasks,
-    "cpu": totals,
-    "io": totals,
-    "memory": totals,
+    "stat": parse_cpu_times,
+    "diskstats": parse_disks,
+    "dev": parse_links,
+    "snmp": make_pair_parser(b"Tcp: "),
+    "netstat": make_pair_parser(b"TcpExt: "),
+    "loadavg": parse_tasks,
+    "cpu": parse_pressure,
+    "io": parse_pressure,
+    "memory": parse_pressure,
 }
-OF_PROCESS = {"stat": process, "io": asked, "schedstat": scheduled, "wchan": place}
+OF_PROCESS = {
+    "stat": parse_process,
+    "io": parse_io,
+    "schedstat": parse_schedstat,
+    "wchan": number_wait_place,
+}
 
 
-def parser_of(path: str) -> Parse:
+def find_parser(path: str) -> Parse:
     """Return how a file is read."""
     name = os.path.basename(path)
     if path.split("/")[2].isdigit():
         return OF_PROCESS[name]
-    return named(NAMED[name]) if name in NAMED else OF_NODE[name]
+    return make_finder(NAMED[name]) if name in NAMED else OF_NODE[name]
 
 
-def tick(files: list[tuple[int, Parse]]) -> array[int]:
+def read_files(files: list[tuple[int, Parse]]) -> array[int]:
     """Read and parse all files."""
     row = array("q")
     for descriptor, parse in files:
@@ -140,7 +145,7 @@ def tick(files: list[tuple[int, Parse]]) -> array[int]:
     return row
 
 
-def packed(rows: list[array[int]]) -> bytes:
+def pack_rows(rows: list[array[int]]) -> bytes:
     """Return the columns of some ticks as differences, shuffled and deflated."""
     flat, width = array("q"), len(rows[0])
     for row in rows:
@@ -157,15 +162,15 @@ def packed(rows: list[array[int]]) -> bytes:
 def main(out: str, paths: list[str]) -> None:
     """Record until it is killed."""
     gc.disable()
-    files = [(os.open(path, os.O_RDONLY), parser_of(path)) for path in paths]
+    files = [(os.open(path, os.O_RDONLY), find_parser(path)) for path in paths]
     due_ns, rows = time.monotonic_ns(), []
     with open(out, "wb", buffering=0) as file:
         while True:
             due_ns += TICK_NS
             time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-            rows.append(tick(files))
+            rows.append(read_files(files))
             if len(rows) == TICKS_A_FLUSH:
-                file.write(packed(rows))
+                file.write(pack_rows(rows))
                 rows = []
 
 

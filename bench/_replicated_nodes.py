@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from _cluster_recording import NODE_GROUP, RANKS, header, registered, write_job, write_node
+from _cluster_recording import (
+    NODE_GROUP,
+    RANKS,
+    make_header,
+    make_registrations,
+    write_job,
+    write_node,
+)
 
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import NodeResult, analyze_node
@@ -45,8 +52,10 @@ def replicate_nodes(results: list[NodeResult], nodes: int) -> Iterator[bytes]:
 
 def _rename_node(result: NodeResult, number: int, world: int) -> NodeResult:
     """Return a result as that of another node: its name, ranks and announced groups."""
-    own, name = header(number, 0), f"node-{number:03d}"
-    events = [event for event in registered(number * RANKS, world) if isinstance(event, Event)]
+    own, name = make_header(number, 0), f"node-{number:03d}"
+    events = [
+        event for event in make_registrations(number * RANKS, world) if isinstance(event, Event)
+    ]
     variables = [event.attributes for event in events if event.kind == "process-registered"]
     ranks = tuple(
         replace(

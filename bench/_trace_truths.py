@@ -76,7 +76,7 @@ class Rank:
     operators: int
 
 
-def kineto(files: Sequence[Path]) -> Truth:
+def compute_kineto(files: Sequence[Path]) -> Truth:
     """Steps, busy and lost time of all ranks: ProfilerStep spans, else the span of device work."""
     ranks = [read_rank(path) for path in files]
     in_step = sum(rank.in_step for rank in ranks)
@@ -108,7 +108,7 @@ def read_rank(path: Path) -> Rank:
     window, lengths = _find_steps(spans, work, operators)
 
     def cut(chosen: Iterable[dict[str, Any]]) -> list[Interval]:
-        return intersect(merge(_span(event) for event in chosen), [window])
+        return intersect(merge(_get_span(event) for event in chosen), [window])
 
     active = cut(work)
     computing = cut(event for event in kernels if not COLLECTIVE.search(event["name"]))
@@ -142,11 +142,11 @@ def _find_steps(
     hosts = {event.get("pid") for event in operators}
     marks = [event for event in spans if str(event.get("name")).startswith("ProfilerStep#")]
     steps = [
-        _span(event)
+        _get_span(event)
         for event in marks
         if event.get("pid") in hosts and event.get("cat") != DEVICE_MARK
     ]
-    covered = steps or [_span(event) for event in work or operators]
+    covered = steps or [_get_span(event) for event in work or operators]
     start, end = min(start for start, _ in covered), max(end for _, end in covered)
     late_end = _find_end_of_launched(spans, work, start, end) if steps else end
     if late_end - end > LATE_WORK_RATIO * (end - start):
@@ -174,16 +174,18 @@ def _find_end_of_launched(
         and start <= float(event["ts"]) < end
     }
     launched.discard(None)
-    late = [_span(event) for event in work if event.get("args", {}).get("correlation") in launched]
+    late = [
+        _get_span(event) for event in work if event.get("args", {}).get("correlation") in launched
+    ]
     return max((late_end for _, late_end in late), default=end)
 
 
-def _span(event: dict[str, Any]) -> Interval:
+def _get_span(event: dict[str, Any]) -> Interval:
     start = float(event["ts"])
     return start, start + float(event["dur"])
 
 
-def nsys(files: Sequence[Path]) -> Truth:
+def compute_nsys(files: Sequence[Path]) -> Truth:
     """Device time of every process and device: kernels, copies, fills, from first to last."""
     counts, work = {}, defaultdict(list)
     with sqlite3.connect(f"file:{files[0]}?mode=ro", uri=True) as database:
@@ -212,7 +214,7 @@ def nsys(files: Sequence[Path]) -> Truth:
     }
 
 
-def mllog(files: Sequence[Path]) -> Truth:
+def compute_mllog(files: Sequence[Path]) -> Truth:
     """Epochs (or blocks) of an MLPerf log, and the time before the first."""
     starts: dict[str, float] = {}
     spans: dict[str, list[float]] = defaultdict(list)
@@ -250,7 +252,7 @@ def mllog(files: Sequence[Path]) -> Truth:
     return truth
 
 
-def dlio(files: Sequence[Path]) -> Truth:
+def compute_dlio(files: Sequence[Path]) -> Truth:
     """Steps, loading and utilization of a DLIO run, of the files per rank and the summary."""
     load = compute = total = 0.0
     steps = 0
@@ -277,7 +279,7 @@ def dlio(files: Sequence[Path]) -> Truth:
     return truth
 
 
-def step_times(files: Sequence[Path]) -> Truth:
+def compute_step_times(files: Sequence[Path]) -> Truth:
     """Rows, the wait for the slowest rank of each step, and who that is."""
     by_step: dict[str, dict[str, float]] = defaultdict(dict)
     rows = 0
@@ -303,7 +305,7 @@ def step_times(files: Sequence[Path]) -> Truth:
     }
 
 
-def operator_table(files: Sequence[Path]) -> Truth:
+def compute_operator_table(files: Sequence[Path]) -> Truth:
     """Busy time of the ranks and the step time of an operator table."""
     import pyarrow.parquet
 
@@ -335,7 +337,7 @@ def operator_table(files: Sequence[Path]) -> Truth:
     return truth
 
 
-def megatron(files: Sequence[Path]) -> Truth:
+def compute_megatron(files: Sequence[Path]) -> Truth:
     """Passes, and each stage's share of time without a pass."""
     events = json.loads(files[0].read_text())
     opened: dict[tuple[int, str], list[float]] = defaultdict(list)
@@ -354,7 +356,7 @@ def megatron(files: Sequence[Path]) -> Truth:
             elif event["ph"] == "E":
                 passes[event["pid"]].append((opened[key].pop(), event["ts"]))
             elif event["ph"] == "X":
-                passes[event["pid"]].append(_span(event))
+                passes[event["pid"]].append(_get_span(event))
     truth: Truth = {"passes in the note": (float(sum(map(len, passes.values()))), "")}
     for stage, intervals in sorted(passes.items()):
         window = list(zip(sorted(begin[stage]), sorted(end[stage])))
@@ -364,7 +366,7 @@ def megatron(files: Sequence[Path]) -> Truth:
     return truth
 
 
-def nccl(files: Sequence[Path]) -> Truth:
+def compute_nccl(files: Sequence[Path]) -> Truth:
     """Bandwidth of the largest size, and the average that nccl-tests prints."""
     text = files[0].read_text(errors="replace")
     text = re.sub(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] NCCL .*\n", " ", text)  # split rows
@@ -389,12 +391,12 @@ def nccl(files: Sequence[Path]) -> Truth:
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Truth]] = {
-    "kineto": kineto,
-    "nsys": nsys,
-    "mllog": mllog,
-    "dlio": dlio,
-    "step-times": step_times,
-    "operator-table": operator_table,
-    "megatron": megatron,
-    "nccl": nccl,
+    "kineto": compute_kineto,
+    "nsys": compute_nsys,
+    "mllog": compute_mllog,
+    "dlio": compute_dlio,
+    "step-times": compute_step_times,
+    "operator-table": compute_operator_table,
+    "megatron": compute_megatron,
+    "nccl": compute_nccl,
 }

@@ -40,7 +40,7 @@ class Rank:
         self._now_ns = start_ns
         self._sequence = 1
         self._step = 0
-        self._spans = self._forever()
+        self._spans = self._iterate_spans()
 
     def second(self) -> Spans:
         """Return the next 200 spans."""
@@ -50,14 +50,14 @@ class Rank:
         self._sequence += len(rows)
         return Spans(self._pid, 8_812_345 + self._pid, first, 0, {}, columns)
 
-    def _forever(self) -> Iterator[tuple[int, ...]]:
+    def _iterate_spans(self) -> Iterator[tuple[int, ...]]:
         while True:
             step_start_ns = self._now_ns
             for kind, mean_ns in STEP_SPANS[:-2]:
                 self._now_ns += 2_000 + int(self._random.expovariate(1 / 6_000))
                 start_ns = self._now_ns
                 self._now_ns += int(self._random.gauss(mean_ns, mean_ns / 8))
-                yield start_ns, self._now_ns, kind, *self._values(kind)
+                yield start_ns, self._now_ns, kind, *self._draw_values(kind)
                 if kind == layout.DATA_WAIT:
                     wait = (start_ns, self._now_ns)
             sequence = self._sequence + 6
@@ -66,7 +66,7 @@ class Rank:
             yield step_start_ns, self._now_ns, layout.STEP, self._step, 0, 0, 0
             self._step += 1
 
-    def _values(self, kind: int) -> tuple[int, int, int, int]:
+    def _draw_values(self, kind: int) -> tuple[int, int, int, int]:
         if kind == layout.DATA_WAIT:
             return self._step, self._pid + 1 + self._step % 8, 8, 0
         if kind == layout.H2D:
@@ -171,19 +171,21 @@ class Host:
         """Return ten rows of each collector."""
         ticks = [self._now_ns + tick * SECOND_NS // HERTZ for tick in range(HERTZ)]
         self._now_ns += SECOND_NS
-        return [self._collector(ticks, *line) for line in self.PLAN]
+        return [self._make_collector(ticks, *line) for line in self.PLAN]
 
-    def _collector(
+    def _make_collector(
         self, ticks: list[int], name: str, devices: list[str], metrics: dict[str, str]
     ) -> Columns:
         t_ns = array("q", [tick + 50_000 + self._random.randrange(80_000) for tick in ticks])
         plan = [(device, metric) for device in devices for metric in metrics]
-        values = [self._column(name, device, metric, metrics[metric]) for device, metric in plan]
+        values = [
+            self._make_column(name, device, metric, metrics[metric]) for device, metric in plan
+        ]
         signals = tuple(f"{name}.{metric}_total" for _, metric in plan)
         owners = tuple(device for device, _ in plan)
         return Columns(name, signals, owners, t_ns, values, [None] * len(values))
 
-    def _column(self, name: str, device: str, metric: str, behavior: str) -> array:
+    def _make_column(self, name: str, device: str, metric: str, behavior: str) -> array:
         key = (name, device, metric)
         draw = BEHAVIOR[behavior]
         values = [draw(self._random) for _ in range(HERTZ)]

@@ -86,7 +86,7 @@ def main() -> None:
     for threads in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "node-1"
-            written = write(path, threads)
+            written = write_recording(path, threads)
             # The least CPU time of three: the machine is shared.
             runs = [run_script(ANALYSE, Path(folder)) for _ in range(3)]
             best = min(runs, key=lambda run: run["cpu_s"])
@@ -113,7 +113,7 @@ def run_script(script: str, path: Path) -> dict:
     return json.loads(done.stdout)
 
 
-def write(path: Path, threads: bool) -> int:
+def write_recording(path: Path, threads: bool) -> int:
     """Write the recording; return its size."""
     now = [0]
     devices = [{"id": f"gpu-{rank}"} for rank in range(RANKS)]
@@ -128,25 +128,25 @@ def write(path: Path, threads: bool) -> int:
         [],
     )
     writer = RecordingWriter(path, header, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
-    writer.append(*(_registered(rank) for rank in range(RANKS)))
+    writer.append(*(_make_registration(rank) for rank in range(RANKS)))
     noise = np.random.default_rng(7)
     totals = np.zeros(160)
     for second in range(SECONDS):
         now[0] = (second + 1) * SECOND
-        writer.append(*_samples(second, noise, totals), *_spans(second))
+        writer.append(*_make_samples(second, noise, totals), *_make_spans(second))
         if threads:
-            writer.append(_threads(second))
+            writer.append(_make_threads(second))
     writer.close()
     return sum(file.stat().st_size for file in path.iterdir())
 
 
-def _registered(rank: int) -> Event:
+def _make_registration(rank: int) -> Event:
     variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     who = {"pid": 100 + rank, "started_ticks": 1, "role": "python", "device": f"gpu-{rank}"}
     return Event(0, "process-registered", {**who, "variables": variables})
 
 
-def _columns() -> list[tuple[str, str]]:
+def _list_columns() -> list[tuple[str, str]]:
     """160 columns: 8 of each GPU, the first its busy time, and 96 of the host."""
     gpu = [s.name for s in CATALOG if s.name.startswith("gpu.") and s.is_counter]
     gpu = ["gpu.busy_ns_total", *(name for name in gpu if name != "gpu.busy_ns_total")][:6]
@@ -157,10 +157,10 @@ def _columns() -> list[tuple[str, str]]:
     return (device + rest)[:160]
 
 
-COLUMNS = _columns()
+COLUMNS = _list_columns()
 
 
-def _samples(second: int, noise: np.random.Generator, totals: np.ndarray) -> Iterator[Record]:
+def _make_samples(second: int, noise: np.random.Generator, totals: np.ndarray) -> Iterator[Record]:
     t = second * SECOND + np.arange(HZ) * (SECOND // HZ)
     busy = t - t // STEP_NS * 5_000_000  # idle for the first 5 ms of each step
     values = totals + np.cumsum(noise.integers(0, 1 << 20, (HZ, 160)), axis=0)
@@ -175,16 +175,16 @@ def _samples(second: int, noise: np.random.Generator, totals: np.ndarray) -> Ite
     yield Columns("all", names, devices, array("q", t.tolist()), columns, [None] * 160)
 
 
-def _spans(second: int) -> Iterator[Record]:
+def _make_spans(second: int) -> Iterator[Record]:
     for rank in range(RANKS):
         for worker in (False, True):
-            rows = _rows(second, rank, worker)
+            rows = _make_rows(second, rank, worker)
             columns = {n: array("q", column) for n, column in zip(SPAN_FIELDS, zip(*rows))}
             pid = 200 + rank if worker else 100 + rank
             yield Spans(pid, 1, 1 + second * len(rows), 0, {}, columns)
 
 
-def _rows(second: int, rank: int, worker: bool) -> list[tuple[int, ...]]:
+def _make_rows(second: int, rank: int, worker: bool) -> list[tuple[int, ...]]:
     rows = []
     for step in range(second * STEPS, (second + 1) * STEPS):
         at = step * STEP_NS
@@ -201,7 +201,7 @@ def _rows(second: int, rank: int, worker: bool) -> list[tuple[int, ...]]:
     return rows
 
 
-def _threads(second: int) -> Rows:
+def _make_threads(second: int) -> Rows:
     table = []
     for tick in range(HZ):
         t = second * SECOND + tick * (SECOND // HZ)

@@ -31,7 +31,7 @@ STEPS = {"data parallel": 8000, "nodes and world": 4000, "pipeline": 250}
 TARGET = 2.0
 
 
-def settled(job: Job) -> int:
+def settle_job(job: Job) -> int:
     """Blame a job block by block; return the bytes kept between blocks."""
     books, carry = WaitTotals(job.ranks, CATEGORIES), None
     ops = job.ops
@@ -48,7 +48,7 @@ def settled(job: Job) -> int:
     return kept + sum(column.nbytes for column in carry.entries)
 
 
-def arrivals(job: Job) -> CollectiveSpans:
+def make_spans(job: Job) -> CollectiveSpans:
     """The spans that recorders of these ranks would have kept."""
     ops = job.ops
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
@@ -76,7 +76,7 @@ def arrivals(job: Job) -> CollectiveSpans:
     )
 
 
-def matched(ranks: list[RankEntry]) -> None:
+def match_ranks(ranks: list[RankEntry]) -> None:
     """Read the rows of all ranks and match them, block by block."""
     rows = sum(
         read_batch.operations.rank.size
@@ -85,7 +85,7 @@ def matched(ranks: list[RankEntry]) -> None:
     assert rows == sum(int(rank.operations.counts.sum()) for rank in ranks)
 
 
-def cpu_s(do: object, rounds: int = 3) -> float:
+def measure_cpu_s(do: object, rounds: int = 3) -> float:
     """Least CPU time of a few rounds: the machine is shared."""
     best = float("inf")
     for _ in range(rounds):
@@ -100,12 +100,12 @@ def main() -> None:
     for layout, steps in STEPS.items():
         job = LAYOUTS[layout](RANKS, (Fault(5, 0),), (8 * MS,), steps, MS, 1, 0.5)
         spans = job.ops.rank.size
-        kept = settled(job)
-        rate = spans / cpu_s(lambda job=job: settled(job)) / 1e6
-        ranks = build_rank_entries(arrivals(job))
-        matching = spans / cpu_s(lambda ranks=ranks: matched(ranks)) / 1e6
+        kept = settle_job(job)
+        rate = spans / measure_cpu_s(lambda job=job: settle_job(job)) / 1e6
+        ranks = build_rank_entries(make_spans(job))
+        matching = spans / measure_cpu_s(lambda ranks=ranks: match_ranks(ranks)) / 1e6
         tracemalloc.start()
-        settled(job)
+        settle_job(job)
         peak = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         print(

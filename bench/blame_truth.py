@@ -20,8 +20,8 @@ sys.path.insert(0, str(FOLDER))
 
 from baselines.rules import RULES
 
-from tests.support.synthetic.scenarios import any_fault
-from tests.support.synthetic.score import booked, find_peer_groups, rank_culprits
+from tests.support.synthetic.scenarios import draw_fault
+from tests.support.synthetic.score import blame_job, find_peer_groups, rank_culprits
 
 # Layout, ranks, jobs, steps.
 JOBS = (
@@ -51,9 +51,9 @@ def main() -> int:
     began, missed = time.process_time(), []
     for layout, ranks, jobs, steps in JOBS:
         for seed in range(jobs):
-            job = any_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
+            job = draw_fault(layout, ranks, 1000 + seed, steps, decoy=seed % 2 == 1)
             guilty = job.faults[0].rank
-            books = booked(job)
+            books = blame_job(job)
             culprits = rank_culprits(books, find_peer_groups(job.ops, ranks))
             says = {OURS: culprits[0][0] if culprits else -1}
             says.update({name: rule(job) for name, rule in RULES.items()})

@@ -22,7 +22,7 @@ ENDED_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AnalysisRun:
     """What one analysis did."""
 
     status: int
@@ -33,7 +33,7 @@ class Run:
     """The first line on stderr."""
 
     @property
-    def good(self) -> bool:
+    def ended_well(self) -> bool:
         """Whether it ended as it should."""
         small = self.cpu_s <= SECONDS_AT_MOST and self.rss_bytes <= BYTES_AT_MOST
         return small and 0 <= self.status <= 5 and "Traceback" not in self.said
@@ -51,19 +51,21 @@ def main() -> int:
             words = [sys.executable, "-m", "bench._bombs", name, folder]
             made = subprocess.run(words, check=True, capture_output=True, text=True)
             path = Path(made.stdout.strip())
-            run = analyzed(path)
+            run = analyze_file(path)
             size = path.stat().st_size if path.is_file() else 0
-        failed += not run.good
+        failed += not run.ended_well
         print(
-            f"{name:<42} {_size(size):>7}   {run.status:>4}  {run.wall_s:5.1f} s {run.cpu_s:5.1f} s"
-            f"  {run.rss_bytes / 1e6:5.0f} MB {'' if run.good else '  FAILS'}\n    {run.said}",
+            f"{name:<42} {_format_size(size):>7}   {run.status:>4}"
+            f"  {run.wall_s:5.1f} s {run.cpu_s:5.1f} s"
+            f"  {run.rss_bytes / 1e6:5.0f} MB {'' if run.ended_well else '  FAILS'}"
+            f"\n    {run.said}",
             flush=True,
         )
     print(f"{failed} not survived (target 0: {SECONDS_AT_MOST:.0f} s of CPU, 300 MB)")
     return int(failed > 0)
 
 
-def analyzed(path: Path) -> Run:
+def analyze_file(path: Path) -> AnalysisRun:
     """Analyze a file in a process of its own."""
     words = [sys.executable, "-m", "clusterprof", "analyze", "--format", "plain", str(path)]
     begun = time.monotonic()
@@ -85,10 +87,10 @@ def analyzed(path: Path) -> Run:
     first = (text.splitlines() or ["a report"])[0].replace(f"{path.parent}/", "")
     first = "Traceback" if "Traceback" in text else first.removeprefix("clusterprof: ")
     cpu_s = used.ru_utime + used.ru_stime
-    return Run(child.returncode, wall_s, cpu_s, used.ru_maxrss * 1024, first[:110])
+    return AnalysisRun(child.returncode, wall_s, cpu_s, used.ru_maxrss * 1024, first[:110])
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 

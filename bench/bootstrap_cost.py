@@ -24,26 +24,28 @@ def main() -> None:
         os.chmod(folder, 0o700)
         launcher.install_probe(Path(folder), gpu_events=True, strict=False)
         probed = launcher.with_probe_path(Path(folder), bare)
-        report("with byte code", bare, probed)
+        print_difference("with byte code", bare, probed)
         print(
-            f"resident memory         {resident(probed) - resident(bare):+7d} KiB  (target 3,072)"
+            "resident memory         "
+            f"{measure_resident_kib(probed) - measure_resident_kib(bare):+7d} KiB"
+            "  (target 3,072)"
         )
         # Another Python than the recorder's, where writing byte code is forbidden: the worst case.
         for cached in Path(folder).rglob("*.pyc"):
             cached.unlink()
         forbidden = {"PYTHONDONTWRITEBYTECODE": "1"}
-        report("without byte code", {**bare, **forbidden}, {**probed, **forbidden})
+        print_difference("without byte code", {**bare, **forbidden}, {**probed, **forbidden})
 
 
-def report(title: str, bare: dict[str, str], probed: dict[str, str]) -> None:
+def print_difference(title: str, bare: dict[str, str], probed: dict[str, str]) -> None:
     """Print the difference of the pairs: median, its 95 % interval, p95."""
     differences, alone = [], []
     for pair in range(PAIRS):
         # Each second pair the other way round: the second one finds warmer caches.
         if pair % 2:
-            with_us, without = start(probed), start(bare)
+            with_us, without = measure_start_ms(probed), measure_start_ms(bare)
         else:
-            without, with_us = start(bare), start(probed)
+            without, with_us = measure_start_ms(bare), measure_start_ms(probed)
         differences.append(with_us - without)
         alone.append(without)
     differences.sort()
@@ -58,14 +60,14 @@ def report(title: str, bare: dict[str, str], probed: dict[str, str]) -> None:
     )
 
 
-def start(environ: dict[str, str]) -> float:
+def measure_start_ms(environ: dict[str, str]) -> float:
     """Return the milliseconds from start to end of a Python that does nothing."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "pass"], env=environ, check=True)
     return 1e3 * (time.perf_counter() - began)
 
 
-def resident(environ: dict[str, str]) -> int:
+def measure_resident_kib(environ: dict[str, str]) -> int:
     """Return the median resident KiB of a Python that does nothing."""
     command = [sys.executable, "-c", RESIDENT]
     sizes = [int(subprocess.check_output(command, env=environ)) for _ in range(9)]

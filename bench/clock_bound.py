@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.synthetic.clocks import trial
+from tests.support.synthetic.clocks import align_random_cluster
 
 TRIALS = 10_000
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Print how many trials stayed within the bound."""
     trials = int(arguments[0]) if arguments else TRIALS
     began = time.process_time()
-    results = np.array([trial(seed) for seed in range(trials)])
+    results = np.array([align_random_cluster(seed) for seed in range(trials)])
     error, bound = results[:, 0], results[:, 1]
     within = int((error <= 1).sum())
     print(f"within the bound: {within} of {trials}; largest error {error.max():.2f} bounds")

@@ -60,10 +60,10 @@ def main() -> None:
         bare = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERPROF_")}
         bare.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         jobs = [
-            start(f"{folder}/store{number}", environ)
+            start_job(f"{folder}/store{number}", environ)
             for number, environ in enumerate((bare, launcher.with_probe_path(Path(folder), bare)))
         ]
-        turns = [[ask(job) for job in jobs] for _ in range(TURNS)]
+        turns = [[measure_turn(job) for job in jobs] for _ in range(TURNS)]
         for job in jobs:
             job.communicate()
     without = [bare_job for bare_job, _ in turns]
@@ -81,14 +81,14 @@ def main() -> None:
     print(f"                           {whole:7.0f} × a call of a function that does nothing")
 
 
-def start(store: str, environ: dict[str, str]) -> subprocess.Popen[str]:
+def start_job(store: str, environ: dict[str, str]) -> subprocess.Popen[str]:
     """Start a job that measures one turn for each line it is given."""
     command = [sys.executable, "-c", JOB, store]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
 
 
-def ask(job: subprocess.Popen[str]) -> list[float]:
+def measure_turn(job: subprocess.Popen[str]) -> list[float]:
     """Let a job measure, and return what it says."""
     assert job.stdin is not None and job.stdout is not None
     job.stdin.write("\n")

@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
-from _collector_cases import Case, cases
+from _collector_cases import Case, list_cases
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.collectors.registry import COLLECTORS
@@ -63,25 +63,25 @@ def main(arguments: list[str]) -> None:
         folder = Path(name)
         for kind in chosen:
             if kind.name not in OF_THE_JOB:
-                here += sum(row(kind, case) for case in cases(kind, folder, []))
-        with job() as pids:
+                here += sum(measure_row(kind, case) for case in list_cases(kind, folder, []))
+        with run_job() as pids:
             time.sleep(SETTLE_S)
             for kind in chosen:
                 if kind.name in OF_THE_JOB:
-                    here += sum(row(kind, case) for case in cases(kind, folder, pids))
+                    here += sum(measure_row(kind, case) for case in list_cases(kind, folder, pids))
     print(f"this machine's own together: {here:.3f} %; each at most {BUDGET_PERCENT:g} %")
 
 
-def row(kind: Any, case: Case) -> float:
+def measure_row(kind: Any, case: Case) -> float:
     """Measure one case and print its row; return its share of a core if it is this machine's."""
-    us = measured(case, kind.interval_ns)
+    us = measure_case(case, kind.interval_ns)
     if isinstance(us, str):
         print(f"not measured: {kind.name}, {case.where}: {us}")
         return 0.0
     rate = 1e9 / kind.interval_ns
     for _ in range(TRIES - 1):
         if us * rate / 1e4 > BUDGET_PERCENT:
-            again = measured(case, kind.interval_ns)
+            again = measure_case(case, kind.interval_ns)
             us = us if isinstance(again, str) else min(us, again)
     percent = us * rate / 1e4
     figures = f"{us:>16,.1f}  {rate:>9.2f}  {percent:>11.4f}"
@@ -92,7 +92,7 @@ def row(kind: Any, case: Case) -> float:
 
 
 @contextmanager
-def job() -> Iterator[list[int]]:
+def run_job() -> Iterator[list[int]]:
     """Run the processes of a job; yields their numbers."""
     children = [subprocess.Popen([sys.executable, "-c", JOB]) for _ in range(PROCESSES)]
     try:
@@ -105,19 +105,19 @@ def job() -> Iterator[list[int]]:
             child.wait()
 
 
-def measured(case: Case, interval_ns: int) -> float | str:
+def measure_case(case: Case, interval_ns: int) -> float | str:
     """Return µs of CPU per sample, or why there are none."""
     try:
         with case.made() as collector, case.company() as before:
-            opened(collector)
+            open_collector(collector)
             window_s = min(LONGEST_S, max(WINDOW_S, SAMPLES_AT_LEAST * interval_ns / 1e9))
-            paced(collector, before, interval_ns, 1.0)  # first readings are dearer
-            return paced(collector, before, interval_ns, window_s)
+            sample_at_rate(collector, before, interval_ns, 1.0)  # first readings are dearer
+            return sample_at_rate(collector, before, interval_ns, window_s)
     except Unavailable as why:
         return why.message
 
 
-def opened(collector: Any) -> None:
+def open_collector(collector: Any) -> None:
     """Open a collector, patiently."""
     end = time.monotonic() + 15
     while True:
@@ -130,11 +130,11 @@ def opened(collector: Any) -> None:
             time.sleep(0.05)
 
 
-def paced(collector: Any, before: Any, interval_ns: int, window_s: float) -> float:
+def sample_at_rate(collector: Any, before: Any, interval_ns: int, window_s: float) -> float:
     """Sample at the collector's rate; return µs of CPU per sample."""
     called = samples = 0
     others = time.process_time_ns() - time.thread_time_ns()
-    helper = helper_ns(collector)
+    helper = read_helper_ns(collector)
     began = due = time.monotonic_ns()
     while due < began + window_s * 1e9:
         time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
@@ -153,17 +153,17 @@ def paced(collector: Any, before: Any, interval_ns: int, window_s: float) -> flo
         samples += 1
     time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
     spent = called + (time.process_time_ns() - time.thread_time_ns() - others)
-    spent += helper_ns(collector) - helper
+    spent += read_helper_ns(collector) - helper
     return spent / samples / 1e3
 
 
-def helper_ns(collector: Any) -> int:
+def read_helper_ns(collector: Any) -> int:
     """Return the CPU time of a collector's helper and of all below it."""
     pid = getattr(collector, "pid", None)
-    return 0 if pid is None else tree_ns(pid)
+    return 0 if pid is None else read_tree_ns(pid)
 
 
-def tree_ns(pid: int) -> int:
+def read_tree_ns(pid: int) -> int:
     """Return the CPU time of a process and all below it, ended children in clock ticks."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -173,10 +173,10 @@ def tree_ns(pid: int) -> int:
         below = [word for task in tasks for word in (task / "children").read_text().split()]
     except OSError:
         return 0
-    return spent + sum(tree_ns(int(child)) for child in below)
+    return spent + sum(read_tree_ns(int(child)) for child in below)
 
 
-def context(roots: Roots, pids: list[int], run_dir: Path | None = None) -> Context:
+def make_context(roots: Roots, pids: list[int], run_dir: Path | None = None) -> Context:
     """Return what a collector is built with."""
     return Context(roots, run_dir, lambda: pids)
 

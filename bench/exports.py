@@ -42,10 +42,10 @@ def main() -> int:
         for seconds in (SECONDS // SHORTER, SECONDS):
             analysis.SECONDS = seconds
             runs[seconds] = Path(folder) / f"{seconds}s"
-            written = analysis.write(runs[seconds] / "node-1", threads=False)
+            written = analysis.write_recording(runs[seconds] / "node-1", threads=False)
         print(f"{SECONDS} s: {written / 1e6:.0f} MB, {SECONDS * analysis.RANKS * 200:,} spans")
         for name, words in CASES:
-            short, long = (export(run, words, Path(folder) / "out") for run in runs.values())
+            short, long = (run_export(run, words, Path(folder) / "out") for run in runs.values())
             grows = long["rss"] / short["rss"]
             failed |= grows > GROWS_AT_MOST
             print(
@@ -55,7 +55,7 @@ def main() -> int:
     return int(failed)
 
 
-def export(run: Path, words: tuple[str, ...], out: Path) -> dict:
+def run_export(run: Path, words: tuple[str, ...], out: Path) -> dict:
     """Export in a fresh process; return what it used and wrote."""
     out.mkdir()
     done = subprocess.run(

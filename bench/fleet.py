@@ -26,7 +26,7 @@ from clusterprof.fleet.queries import Choice, summarize_ledger
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
-from tests.support.cluster_report import cluster
+from tests.support.cluster_report import make_cluster_report
 from tests.support.fleet_jobs import MONDAY_NS, WEEK_NS, make_entry
 
 JOBS, NODES, USERS, WEEKS = 100_000, 200, 40, 52
@@ -54,7 +54,7 @@ def measure_cpu_s(run: Callable[[int], object]) -> float:
 def add_jobs(folder: Path) -> None:
     """Add jobs of a node and of 128 one by one."""
     for nodes in (1, 16, 128):
-        report = cluster(nodes=nodes)
+        report = make_cluster_report(nodes=nodes)
         path = folder / "report.json"
         path.write_text(Json().render(report))
         load_s = measure_cpu_s(lambda _, path=path: load_report(path))

@@ -54,7 +54,7 @@ def main() -> int:
             record(out, late_s)
             notes = [note for note in analyze(out).notes if "flight recorder" in note]
             points = [
-                float(value) for note in notes for value in re.findall(r"most ([\d.]+)", note)
+                float(value) for note in notes for value in re.findall(r"difference ([\d.]+)", note)
             ]
             failed |= not points or max(points) > MAX_POINTS
             print(f"late by {1000 * late_s:3.0f} ms a step: {'; '.join(notes) or 'not compared'}")

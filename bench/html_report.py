@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
-from tests.support.browser import Browser, program
-from tests.support.histories import hour
+from tests.support.browser import Browser, find_chromium
+from tests.support.histories import make_one_hour_job
 
 ROUNDS = 3
 FRAMES = 40
@@ -42,7 +42,7 @@ ZOOM = """(async () => {
 })()""".replace("FRAMES", str(FRAMES))
 
 
-def cpu_s(renderer: Html | Json, report: Report) -> float:
+def measure_cpu_s(renderer: Html | Json, report: Report) -> float:
     """Least CPU time of a few rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
@@ -52,19 +52,19 @@ def cpu_s(renderer: Html | Json, report: Report) -> float:
     return best
 
 
-def drawn(browser: Browser, file: Path) -> str:
+def measure_drawing(browser: Browser, file: Path) -> str:
     """Open the page a few times and zoom in it; return the best opening and all frames."""
     paints, readies, spent = [], [], []
     for _ in range(ROUNDS):
         browser.open(file)
-        browser.frame()
-        spent.append(browser.cpu_s())
+        browser.wait_for_frame()
+        spent.append(browser.read_cpu_s())
         paints.append(browser.evaluate(PAINT))
         readies.append(browser.evaluate("performance.getEntriesByName('drawn')[0].startTime"))
-    before = browser.cpu_s()
+    before = browser.read_cpu_s()
     drawings = browser.evaluate(ZOOM)
-    each = (browser.cpu_s() - before) / FRAMES
-    assert browser.complaints() == []
+    each = (browser.read_cpu_s() - before) / FRAMES
+    assert browser.list_errors() == []
     return (
         f"  opening: first paint {min(paints):.0f} ms (target 1,000), all drawn"
         f" {min(readies):.0f} ms, {1e3 * min(spent):.0f} ms of CPU\n"
@@ -76,24 +76,24 @@ def drawn(browser: Browser, file: Path) -> str:
 def main() -> None:
     """Print both jobs."""
     jobs = {
-        "64 ranks, 1 h, 720 stretches": hour(8, 8, 720, 5000),
-        "8,000 ranks on 1,000 nodes, 1 h": hour(1000, 8, 360, 200),
+        "64 ranks, 1 h, 720 stretches": make_one_hour_job(8, 8, 720, 5000),
+        "8,000 ranks on 1,000 nodes, 1 h": make_one_hour_job(1000, 8, 360, 200),
     }
     for name, report in jobs.items():
-        ours, theirs = cpu_s(Html(), report), cpu_s(Json(), report)
+        ours, theirs = measure_cpu_s(Html(), report), measure_cpu_s(Json(), report)
         page = Html().render(report)
         print(
             f"{name}: {ours:.2f} CPU-s (target 5), {ours / theirs:.1f} x the JSON report,"
             f" {len(page) / 1e6:.2f} MB (target 2)"
         )
-        if program() is None:
+        if find_chromium() is None:
             print("  no browser here")
             continue
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.html"
             file.write_text(page, encoding="ascii")
             with Browser.start(Path(folder)) as browser:
-                print(drawn(browser, file))
+                print(measure_drawing(browser, file))
 
 
 if __name__ == "__main__":

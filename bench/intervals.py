@@ -40,13 +40,13 @@ THREAD_NAMES = (
 )
 
 
-def made(n: int, seed: int) -> Intervals:
+def make_intervals(n: int, seed: int) -> Intervals:
     """n disjoint intervals with gaps."""
     edges = np.cumsum(np.random.default_rng(seed).integers(1, 1000, 2 * n))
     return Intervals(edges[0::2].copy(), edges[1::2].copy())
 
 
-def plain_overlap(pieces: Intervals, spans: Intervals) -> list[int]:
+def compute_plain_overlap(pieces: Intervals, spans: Intervals) -> list[int]:
     """The same as `overlap_ns`, as one would write it without numpy: a merge of two lists."""
     spans_list = list(zip(spans.start_ns.tolist(), spans.end_ns.tolist()))
     first, overlaps = 0, []
@@ -61,7 +61,7 @@ def plain_overlap(pieces: Intervals, spans: Intervals) -> list[int]:
     return overlaps
 
 
-def cpu_s(do: Callable[[], object], rounds: int = 5) -> float:
+def measure_cpu_s(do: Callable[[], object], rounds: int = 5) -> float:
     """Least CPU time of a few rounds: the machine is shared."""
     best = float("inf")
     for _ in range(rounds):
@@ -71,7 +71,7 @@ def cpu_s(do: Callable[[], object], rounds: int = 5) -> float:
     return best
 
 
-def a_node(minutes: int) -> Iterator[Record]:
+def make_node(minutes: int) -> Iterator[Record]:
     """8 ranks with 200 spans a second, 160 metrics and 40 threads at 10 Hz."""
     yield Header({"key": "n"}, {"monotonic_ns": 0}, {"mounts": []}, [], {}, {}, {}, [])
     ticks = np.arange(10, dtype=np.int64) * (SECOND // 10)
@@ -93,11 +93,11 @@ def a_node(minutes: int) -> Iterator[Record]:
 
 def main() -> None:
     """Print one line per operation, then the load of a node-hour."""
-    pieces, spans = made(PIECES, 1), made(PIECES // 2, 2)
+    pieces, spans = make_intervals(PIECES, 1), make_intervals(PIECES // 2, 2)
     few = Intervals(*(column[:PLAIN] for column in pieces))
     fewer = Intervals(*(column[: PLAIN // 2] for column in spans))
-    assert plain_overlap(few, fewer) == intervals.measure_overlap(few, fewer).tolist()
-    plain = 1.5 * PLAIN / cpu_s(lambda: plain_overlap(few, fewer), 3)
+    assert compute_plain_overlap(few, fewer) == intervals.measure_overlap(few, fewer).tolist()
+    plain = 1.5 * PLAIN / measure_cpu_s(lambda: compute_plain_overlap(few, fewer), 3)
     print(f"plain Python overlap      {plain / 1e6:6.2f} M intervals per CPU-s")
     total = len(pieces.start_ns) + len(spans.start_ns)
     for name, do in (
@@ -107,9 +107,9 @@ def main() -> None:
         ("subtract", lambda: intervals.subtract_intervals(pieces, spans)),
         ("union", lambda: intervals.merge_intervals(pieces, spans)),
     ):
-        speed = total / cpu_s(do)
+        speed = total / measure_cpu_s(do)
         print(f"{name:<26}{speed / 1e6:6.2f} M intervals per CPU-s  {speed / plain:5.1f} × plain")
-    records = list(a_node(MINUTES))
+    records = list(make_node(MINUTES))
     began = time.process_time()
     for _chunk in build_chunks(records):
         pass

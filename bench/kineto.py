@@ -69,7 +69,9 @@ assert len(TreePerfAnalyzer.from_file(sys.argv[1]).get_df_gpu_timeline())
 """
 
 
-def measured(*command: str, python: str = sys.executable, path: str = "") -> tuple[float, float]:
+def measure_command(
+    *command: str, python: str = sys.executable, path: str = ""
+) -> tuple[float, float]:
     """Return CPU seconds and peak memory in MB of one command, those it starts included.
 
     The peak counts what this process had when it forked: so it must stay small itself.
@@ -85,21 +87,27 @@ def measured(*command: str, python: str = sys.executable, path: str = "") -> tup
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def _rank_of(path: Path) -> str:
+def _find_rank(path: Path) -> str:
     with open(path, "rb") as file:
         match = _RANK.search(file.read(1 << 16))
     return match[2].decode() if match else "0"
 
 
-def peers(path: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+def iterate_peers(path: Path) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield what each tool that is installed takes from a file to its breakdown."""
     hta = PEERS / "HTA" / "bin" / "python"
     if hta.exists():
-        yield "HTA", measured("-c", _HTA, str(path), _rank_of(path), python=str(hta), path="-")
+        yield (
+            "HTA",
+            measure_command("-c", _HTA, str(path), _find_rank(path), python=str(hta), path="-"),
+        )
     lens = PEERS / "TraceLens" / "bin" / "python"
     sources = os.environ.get("CLUSTERPROF_TRACELENS", "")
     if lens.exists() and sources:
-        yield "TraceLens", measured("-c", _TRACELENS, str(path), python=str(lens), path=sources)
+        yield (
+            "TraceLens",
+            measure_command("-c", _TRACELENS, str(path), python=str(lens), path=sources),
+        )
 
 
 def _print_cost(size_mb: float, name: str, cpu_s: float, peak_mb: float, more: str = "") -> None:
@@ -110,44 +118,44 @@ def _print_cost(size_mb: float, name: str, cpu_s: float, peak_mb: float, more: s
     )
 
 
-def _in_turns(turns: int, *command: str) -> tuple[float, float]:
+def _measure_in_turns(turns: int, *command: str) -> tuple[float, float]:
     """The median of CPU time, and the highest peak, of a command that was run so often."""
-    runs = [measured(*command) for _ in range(turns)]
+    runs = [measure_command(*command) for _ in range(turns)]
     return statistics.median(cpu_s for cpu_s, _ in runs), max(peak for _, peak in runs)
 
 
-def one_rank(real: Path, folder: Path, megabytes: int, with_peers: bool) -> None:
+def measure_one_rank(real: Path, folder: Path, megabytes: int, with_peers: bool) -> None:
     """Measure one file of about this size."""
     path = folder / f"rank0-{megabytes}.json"
     maker = (str(FOLDER / "_kineto_traces.py"), str(real), str(path))
-    measured(*maker, "--megabytes", str(megabytes))  # in a process of its own: see peak
+    measure_command(*maker, "--megabytes", str(megabytes))  # in a process of its own: see peak
     size = path.stat().st_size / 1e6
     turns = TURNS if size <= JSON_AT_MOST_MB * 1.5 else 1
-    ours = _in_turns(turns, "-m", "clusterprof", "analyze", str(path))
+    ours = _measure_in_turns(turns, "-m", "clusterprof", "analyze", str(path))
     _print_cost(size, "analyze", *ours)
-    _print_cost(size, "typed, nothing kept", *measured("-c", _FLOOR, str(path)))
+    _print_cost(size, "typed, nothing kept", *measure_command("-c", _FLOOR, str(path)))
     if size <= JSON_AT_MOST_MB * 1.5:
-        _print_cost(size, "json.loads", *measured("-c", _LOADS, str(path)))
+        _print_cost(size, "json.loads", *measure_command("-c", _LOADS, str(path)))
     if with_peers and size <= PEERS_AT_MOST_MB:
-        for name, theirs in peers(path):
+        for name, theirs in iterate_peers(path):
             _print_cost(size, name, *theirs, more=f"  {theirs[0] / ours[0]:5.1f} × analyze")
     path.unlink()
 
 
-def many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
+def measure_many_ranks(folder: Path, ranks: int, megabytes: int) -> None:
     """Measure a job of many ranks, on one core and on all."""
     real = sorted(REAL_RANKS.glob("rank*.json.gz"))
     size = 0.0
     for number in range(ranks):
         path = folder / f"rank{number}.pt.trace.json"
         maker = (str(FOLDER / "_kineto_traces.py"), str(real[number % len(real)]), str(path))
-        measured(*maker, "--megabytes", str(megabytes))
+        measure_command(*maker, "--megabytes", str(megabytes))
         renumber_trace(path, number, ranks)
         size += path.stat().st_size / 1e6
     cores = sorted(os.sched_getaffinity(0))
     walls = []
     for allowed in ({cores[0]}, set(cores)):
-        wall_s, cpu_s, together_mb, largest_mb = _watched(folder, allowed)
+        wall_s, cpu_s, together_mb, largest_mb = _measure_analysis(folder, allowed)
         walls.append(wall_s)
         print(
             f"{size:6.0f} MB of {ranks} ranks on {len(allowed)} cores: {wall_s:6.1f} s"
@@ -172,7 +180,7 @@ def renumber_trace(path: Path, rank: int, world: int) -> None:
         file.write(info.ljust(room))
 
 
-def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]:
+def _measure_analysis(folder: Path, cores: set[int]) -> tuple[float, float, float, float]:
     """Wall and CPU seconds of `analyze`, and the peak of all its processes, of the largest one."""
     environment = {**ENVIRONMENT, "PYTHONPATH": str(FOLDER.parent)}
     began = time.monotonic()
@@ -188,7 +196,10 @@ def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            together = max(together, sum(_proportional_bytes(pid) for pid in _below(process.pid)))
+            together = max(
+                together,
+                sum(_read_proportional_bytes(pid) for pid in _list_descendants(process.pid)),
+            )
             time.sleep(0.1)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -197,17 +208,17 @@ def _watched(folder: Path, cores: set[int]) -> tuple[float, float, float, float]
     return wall_s, usage.ru_utime + usage.ru_stime, together / 1e6, usage.ru_maxrss / 1024
 
 
-def _below(pid: int) -> Iterator[int]:
+def _list_descendants(pid: int) -> Iterator[int]:
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
     for child in children:
-        yield from _below(int(child))
+        yield from _list_descendants(int(child))
 
 
-def _proportional_bytes(pid: int) -> int:
+def _read_proportional_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -229,13 +240,13 @@ def main() -> int:
     if not args.trace.exists():
         print(f"no trace: {args.trace.name} is not beside the repository; name one")
         return 0
-    measured("-m", "clusterprof", "analyze", str(args.trace))  # writes byte code
+    measure_command("-m", "clusterprof", "analyze", str(args.trace))  # writes byte code
     for megabytes in args.megabytes:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            one_rank(args.trace, Path(folder), megabytes, args.peers)
+            measure_one_rank(args.trace, Path(folder), megabytes, args.peers)
     if args.ranks:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            many_ranks(Path(folder), args.ranks, args.rank_megabytes)
+            measure_many_ranks(Path(folder), args.ranks, args.rank_megabytes)
     return 0
 
 

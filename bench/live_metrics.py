@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _cluster_recording import RANKS, remove, write_job, write_node
+from _cluster_recording import RANKS, remove_job, write_job, write_node
 
 SECONDS = 150
 TARGET_CORE_RATIO, TARGET_SCRAPE_MS, TARGET_BYTES = 0.005, 5.0, 64 << 10
@@ -115,7 +115,7 @@ def main() -> None:
             job.mkdir()
             write_job(job, ranks // RANKS, short, late, apart_ns=0)
             part = _run(JOB, str(job), str(ranks))
-            remove(job)
+            remove_job(job)
             print(
                 f"collect, {ranks:5} ranks {part['spent']:5.2f} CPU-s a part of 15 s,"
                 f" {part['bytes'] / 1024:.1f} KiB, {part['peak'] / 2**20:.0f} MiB"

@@ -28,7 +28,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from _paced_floor import PROTOTYPE_HZ, Paced, Prototype, files_by_rate, full_sample
+from _paced_reader import (
+    PROTOTYPE_HZ,
+    PacedReader,
+    Prototype,
+    list_files_by_rate,
+    list_sample_files,
+)
 from sample_cost import build_floor
 
 SETTLE_S = 8
@@ -97,10 +103,10 @@ def main(arguments: list[str]) -> None:
         print("  x the C program with a full sample at every tick, x the prototype, per node-hour")
         for processes in PROCESSES:
             for hz in RATES_HZ:
-                cost = share(folder / f"{processes}-{hz}", floor, processes, hz)
+                cost = measure_share(folder / f"{processes}-{hz}", floor, processes, hz)
                 print(f"  {hz:3} Hz, {processes:2} processes  {format_cost(cost)}", flush=True)
-        memory(folder)
-        slowdown(folder, pairs)
+        print_memory(folder)
+        print_slowdown(folder, pairs)
 
 
 def format_cost(cost: Cost) -> str:
@@ -116,7 +122,7 @@ def format_cost(cost: Cost) -> str:
 
 
 @contextmanager
-def recorded(out: Path, *command: str, hz: float = 10, **variables: str) -> Iterator[int]:
+def record_command(out: Path, *command: str, hz: float = 10, **variables: str) -> Iterator[int]:
     """Record a command; yield the pid of the recorder; end both."""
     options = ["-o", str(out), "--hz", str(hz), "--inject", "off"]
     environment = {**os.environ, "SLURM_JOB_ID": f"bench-{os.getpid()}-{out.name}", **variables}
@@ -127,13 +133,13 @@ def recorded(out: Path, *command: str, hz: float = 10, **variables: str) -> Iter
         start_new_session=True,
     )
     try:
-        yield recorder_of(out)
+        yield find_recorder(out)
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
 
 
-def recorder_of(out: Path) -> int:
+def find_recorder(out: Path) -> int:
     """Return the recorder that has this folder among its arguments, once it has begun."""
     wanted = f"--out={out}".encode()
     for _ in range(1000):
@@ -145,68 +151,72 @@ def recorder_of(out: Path) -> int:
     raise SystemExit(f"no recorder came for {out}")
 
 
-def share(out: Path, program: Path, processes: int, hz: int) -> Cost:
+def measure_share(out: Path, program: Path, processes: int, hz: int) -> Cost:
     """Measure one window of one recorder, and of the C program beside it."""
-    with recorded(out, sys.executable, "-c", JOB, str(processes), hz=hz) as agent:
+    with record_command(out, sys.executable, "-c", JOB, str(processes), hz=hz) as agent:
         time.sleep(1)
-        job = tree(int(job_of(agent)))
+        job = list_tree(int(find_job(agent)))
         floors = [
-            Paced(program, paths, interval_ns) for interval_ns, paths in files_by_rate(job, hz)
+            PacedReader(program, paths, interval_ns)
+            for interval_ns, paths in list_files_by_rate(job, hz)
         ]
-        full = Paced(program, full_sample(job), 1_000_000_000 // hz)
-        others = [full, *([Prototype(out.parent, full_sample(job))] if hz == PROTOTYPE_HZ else [])]
+        full = PacedReader(program, list_sample_files(job), 1_000_000_000 // hz)
+        others = [
+            full,
+            *([Prototype(out.parent, list_sample_files(job))] if hz == PROTOTYPE_HZ else []),
+        ]
         everybody = [agent, *(other.pid for other in (*others, *floors))]
         time.sleep(SETTLE_S)
-        began, written = time.monotonic_ns(), size_of(out)
-        before = [cpu_ns(pid) for pid in everybody]
+        began, written = time.monotonic_ns(), measure_bytes(out)
+        before = [read_cpu_ns(pid) for pid in everybody]
         time.sleep(WINDOW_S)
         wall = time.monotonic_ns() - began
-        used = [100 * (cpu_ns(pid) - then) / wall for pid, then in zip(everybody, before)]
-        written = size_of(out) - written
+        used = [100 * (read_cpu_ns(pid) - then) / wall for pid, then in zip(everybody, before)]
+        written = measure_bytes(out) - written
         for other in (*floors, *others):
             other.close()
     prototype = used[2] if len(others) == 2 else None
     return Cost(used[0], sum(used[1 + len(others) :]), used[1], prototype, written)
 
 
-def job_of(agent: int) -> str:
+def find_job(agent: int) -> str:
     """Return the pid of the command that a recorder follows."""
     arguments = Path(f"/proc/{agent}/cmdline").read_text().split("\0")
     run_dir = next(word.partition("=")[2] for word in arguments if word.startswith("--run-dir="))
     return next(Path(run_dir).glob("register/*.json")).stem
 
 
-def tree(pid: int) -> list[int]:
+def list_tree(pid: int) -> list[int]:
     """Return a process and its children."""
     return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
-def cpu_ns(pid: int) -> int:
+def read_cpu_ns(pid: int) -> int:
     """Return the time on a CPU of all threads of a process, as the scheduler counts it."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in files)
 
 
-def size_of(out: Path) -> int:
+def measure_bytes(out: Path) -> int:
     """Return the bytes of a recording so far."""
     return sum(file.stat().st_size for file in out.rglob("*.cpf"))
 
 
-def memory(folder: Path) -> None:
+def print_memory(folder: Path) -> None:
     """Print what the recorder and the helper of the simulated NVML hold in memory."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from tests.support.nvml.simulated import Scenario, build, environment
+    from tests.support.nvml.simulated import Scenario, build_library, make_environment
 
-    variables = environment(build(folder / "nvml"), Scenario(folder / "scenario"))
+    variables = make_environment(build_library(folder / "nvml"), Scenario(folder / "scenario"))
     out = folder / "memory"
-    with recorded(out, sys.executable, "-c", JOB, "8", **variables) as agent:
+    with record_command(out, sys.executable, "-c", JOB, "8", **variables) as agent:
         time.sleep(SETTLE_S)
-        print(f"resident: recorder {resident_mb(agent)}")
-        for helper in tree(agent)[1:]:
-            print(f"resident: helper of NVML (simulated) {resident_mb(helper)}")
+        print(f"resident: recorder {read_resident_mb(agent)}")
+        for helper in list_tree(agent)[1:]:
+            print(f"resident: helper of NVML (simulated) {read_resident_mb(helper)}")
 
 
-def resident_mb(pid: int) -> str:
+def read_resident_mb(pid: int) -> str:
     """Return resident memory, and how much of it is unshared."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -214,7 +224,7 @@ def resident_mb(pid: int) -> str:
     return f"{kb['Rss'] / 1024:.1f} MB, {own / 1024:.1f} MB of it its own"
 
 
-def slowdown(folder: Path, pairs: int) -> None:
+def print_slowdown(folder: Path, pairs: int) -> None:
     """Print how much longer the same work takes with spans and a running recorder.
 
     For the other half of each pair the recorder is stopped and the job marks no spans.
@@ -232,27 +242,27 @@ def slowdown(folder: Path, pairs: int) -> None:
     walls, cpus = [], []
     try:
         units = 20_000
-        units = int(units * SLICE_NS / min(turn(job, units, spans)[0] for spans in (1, 0, 1)))
-        agent = recorder_of(out)
+        units = int(units * SLICE_NS / min(run_turn(job, units, spans)[0] for spans in (1, 0, 1)))
+        agent = find_recorder(out)
         for number in range(pairs):
             took = {}
             for recorded in (number % 2 == 0, number % 2 == 1):
                 os.kill(agent, signal.SIGCONT if recorded else signal.SIGSTOP)
-                took[recorded] = turn(job, units, recorded)
+                took[recorded] = run_turn(job, units, recorded)
             walls.append(100 * (took[True][0] / took[False][0] - 1))
             cpus.append(100 * (took[True][1] / took[False][1] - 1))
         os.kill(agent, signal.SIGCONT)
     finally:
         job.communicate()
     for name, values in (("wall time", walls), ("CPU time of the job", cpus)):
-        low, high = interval(values)
+        low, high = bootstrap_median(values)
         print(
             f"slowdown of the job, {name}: {statistics.median(values):+.2f} %"
             f" ({low:+.2f} to {high:+.2f}; 95 % interval of the median of {pairs} pairs)"
         )
 
 
-def turn(process: subprocess.Popen[str], units: int, spans: int) -> tuple[int, int]:
+def run_turn(process: subprocess.Popen[str], units: int, spans: int) -> tuple[int, int]:
     """Let it work once; return wall and CPU nanoseconds."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{units} {int(spans)}\n")
@@ -261,7 +271,7 @@ def turn(process: subprocess.Popen[str], units: int, spans: int) -> tuple[int, i
     return int(wall), int(cpu)
 
 
-def interval(values: list[float]) -> tuple[float, float]:
+def bootstrap_median(values: list[float]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the median."""
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(DRAWS))

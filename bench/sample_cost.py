@@ -69,11 +69,13 @@ def build_floor(folder: Path) -> Path:
 
 def compare(program: Path, pids: list[int]) -> None:
     """Measure everything in turn and print it."""
-    collectors = opened(pids)
-    paths = sorted({path for path in held_files() if not path.startswith(tuple(per_task(pids)))})
+    collectors = open_collectors(pids)
+    paths = sorted(
+        {path for path in list_open_files() if not path.startswith(tuple(list_task_folders(pids)))}
+    )
     paths += [f"/proc/{pid}/{name}" for pid in pids for name in PER_PROCESS]
     processes = [psutil.Process(pid) for pid in pids]
-    floors = [Floor(program, mode, paths) for mode in ("raw", "parse")]
+    floors = [CReader(program, mode, paths) for mode in ("raw", "parse")]
     threads = next(c for c in collectors if c.name == "threads")
     jobs = next(c for c in collectors if c.name == "processes")
 
@@ -91,11 +93,11 @@ def compare(program: Path, pids: list[int]) -> None:
     programs: dict[str, Callable[[], float]] = {
         "C, bytes": floors[0].sample_us,
         "C, numbers": floors[1].sample_us,
-        "ours, all asleep": lambda: cpu_us(ours),
-        "ours, all had run": lambda: cpu_us(ours_all_had_run),
-        "psutil": lambda: cpu_us(lambda: psutil_sample(processes), SAMPLES // 5),
+        "ours, all asleep": lambda: measure_cpu_us(ours),
+        "ours, all had run": lambda: measure_cpu_us(ours_all_had_run),
+        "psutil": lambda: measure_cpu_us(lambda: sample_with_psutil(processes), SAMPLES // 5),
     }
-    settle(collectors)
+    wait_for_steady_state(collectors)
     turns: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(TURNS):
         for name, measure in programs.items():
@@ -106,20 +108,20 @@ def compare(program: Path, pids: list[int]) -> None:
     for name, values in turns.items():
         print(
             f"  {name:<18} {statistics.median(values):8.1f}"
-            f"   {ratio(values, turns['C, bytes']):6.2f} x C bytes"
-            f"   {ratio(values, turns['C, numbers']):6.2f} x C numbers"
-            f"   {ratio(values, turns['psutil']):6.3f} x psutil"
+            f"   {compute_ratio(values, turns['C, bytes']):6.2f} x C bytes"
+            f"   {compute_ratio(values, turns['C, numbers']):6.2f} x C numbers"
+            f"   {compute_ratio(values, turns['psutil']):6.3f} x psutil"
         )
     for floor in floors:
         floor.close()
     print("by collector, all asleep:")
     for collector in collectors:
-        cost = statistics.median(cpu_us(collector.sample) for _ in range(5))
+        cost = statistics.median(measure_cpu_us(collector.sample) for _ in range(5))
         print(f"  {collector.name:<18} {cost:8.1f}   every {collector.interval_ns // 1_000_000} ms")
         collector.close()
 
 
-def opened(pids: list[int]) -> list[Any]:
+def open_collectors(pids: list[int]) -> list[Any]:
     """Open and sample once every collector that this machine has something for."""
     context = Context(Roots(), None, lambda: pids)
     collectors = []
@@ -136,7 +138,7 @@ def opened(pids: list[int]) -> list[Any]:
     return collectors
 
 
-def settle(collectors: list[Any]) -> None:
+def wait_for_steady_state(collectors: list[Any]) -> None:
     """Sample until nobody looks for new processes any more: a birth keeps them at it for 5 s."""
     ends = time.monotonic() + SETTLE_S
     while time.monotonic() < ends:
@@ -145,7 +147,7 @@ def settle(collectors: list[Any]) -> None:
         time.sleep(0.1)
 
 
-def held_files() -> list[str]:
+def list_open_files() -> list[str]:
     """Return the kernel files this process holds open."""
     paths = []
     for number in os.listdir("/proc/self/fd"):
@@ -156,12 +158,12 @@ def held_files() -> list[str]:
     return [path for path in paths if path.startswith(KERNEL_FILES) and not path.endswith("/fd")]
 
 
-def per_task(pids: list[int]) -> list[str]:
+def list_task_folders(pids: list[int]) -> list[str]:
     """Return the folders of the processes."""
     return [f"/proc/{pid}/" for pid in pids]
 
 
-class Floor:
+class CReader:
     """The C program, running and waiting for its turns."""
 
     def __init__(self, program: Path, mode: str, paths: list[str]) -> None:
@@ -186,7 +188,7 @@ class Floor:
         self._process.stdin.flush()
 
 
-def cpu_us(sample: Callable[[], Any], samples: int = SAMPLES) -> float:
+def measure_cpu_us(sample: Callable[[], Any], samples: int = SAMPLES) -> float:
     """Return µs of CPU per call."""
     sample()
     began = time.process_time_ns()
@@ -195,7 +197,7 @@ def cpu_us(sample: Callable[[], Any], samples: int = SAMPLES) -> float:
     return (time.process_time_ns() - began) / samples / 1e3
 
 
-def psutil_sample(processes: list[psutil.Process]) -> None:
+def sample_with_psutil(processes: list[psutil.Process]) -> None:
     """Read with psutil what it knows of the same facts."""
     psutil.cpu_times()
     psutil.cpu_times(percpu=True)
@@ -213,7 +215,7 @@ def psutil_sample(processes: list[psutil.Process]) -> None:
             process.ppid()
 
 
-def ratio(ours: list[float], theirs: list[float]) -> float:
+def compute_ratio(ours: list[float], theirs: list[float]) -> float:
     """Return the median over the turns of one program's cost over the other's."""
     return statistics.median(a / b for a, b in zip(ours, theirs))
 

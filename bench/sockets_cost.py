@@ -42,7 +42,7 @@ sys.stdin.read()
 """
 
 
-class Outward(dict[bytes, str]):
+class OutwardAddresses(dict[bytes, str]):
     """The machine's addresses, none of which is taken for the machine's own as a peer's."""
 
     def __contains__(self, address: object) -> bool:
@@ -52,10 +52,10 @@ class Outward(dict[bytes, str]):
 def main() -> None:
     """Measure every case and print it."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    address = own_address()
+    address = find_own_address()
     print("µs of CPU per sample, one a second: mean, 95 % and most; target mean 1,000")
     for others, ours in CASES:
-        processes = [job(address, count // 2) for count in (others, ours)]
+        processes = [start_job(address, count // 2) for count in (others, ours)]
         try:
             costs = measure(processes[1].pid, ours)
         finally:
@@ -70,7 +70,7 @@ def main() -> None:
         )
 
 
-def own_address() -> str:
+def find_own_address() -> str:
     """Return an IPv4 address of this machine that is not loopback."""
     for address, nic in map_addresses_to_interfaces().items():
         if nic != "lo" and len(address) == 4:
@@ -78,7 +78,7 @@ def own_address() -> str:
     sys.exit("this machine has no address besides loopback")
 
 
-def job(address: str, count: int) -> subprocess.Popen[str]:
+def start_job(address: str, count: int) -> subprocess.Popen[str]:
     """Start a process with so many connections, both ends its own."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
@@ -95,7 +95,7 @@ def measure(pid: int, ours: int) -> list[float]:
     def clock() -> int:
         return now[0] + time.monotonic_ns()
 
-    outward = Outward(map_addresses_to_interfaces())
+    outward = OutwardAddresses(map_addresses_to_interfaces())
     collector: Any = SocketsCollector(
         Context(Roots(), None, lambda: [pid]), clock, addresses=lambda: outward
     )

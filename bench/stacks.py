@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from clusterprof.agent.launch import launcher
-from tests.support.probing import STACK_SAMPLE, STACK_SAMPLER, list_stacks, parse
+from tests.support.probe_jobs import STACK_SAMPLE, STACK_SAMPLER, list_stacks, parse_ring
 
 COST_S = 240.0
 ROUND = 2000  # pieces of work in a round with stacks, or without: about three seconds
@@ -205,7 +205,7 @@ def measure_slowdown(folder: Path, title: str, code: str) -> None:
     pairs = [dict(job.rounds[at : at + 2]) for at in range(0, len(job.rounds) - 1, 2)]
     slowdowns = sorted(pair[1] / pair[0] - 1 for pair in pairs)
     mean, half = estimate_mean(slowdowns)
-    (report, *_) = ring = parse(job.ring).of(STACK_SAMPLER)
+    (report, *_) = ring = parse_ring(job.ring).of(STACK_SAMPLER)
     samples, own_ns = sum(span.a for span in ring), sum(span.b for span in ring)
     elapsed_ns = (ring[-1].end_ns - report.start_ns) / 2  # half of the rounds are without
     print(
@@ -234,7 +234,7 @@ def measure_bias(folder: Path, title: str, parts: list[tuple[str, str, int]]) ->
     """Print by how many points the shares of samples differ from the shares of time."""
     listed = [(name, function, ms * MS) for name, function, ms in parts]
     job = run_job(folder, BIAS_JOB.replace("PARTS", repr(listed)), "full", BIAS_S)
-    ring = parse(job.ring)
+    ring = parse_ring(job.ring)
     named = list_stacks(ring.log)
     total = sum(job.spent.values())
     functions = {name: function for name, function, _ in parts}

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _cluster_recording import RANKS, remove, write_job, write_node
+from _cluster_recording import RANKS, remove_job, write_job, write_node
 
 SECONDS = 75
 TARGET_RANKS, TARGET_CPU_S, TARGET_BYTES = 1024, 1.0, 200 << 20
@@ -74,15 +74,15 @@ def main() -> None:
             job = Path(folder) / "job"
             job.mkdir()
             size = write_job(job, ranks // RANKS, plain, late, apart_ns=0)
-            direct = _look(job, ranks, settled=False)
+            direct = _measure_look(job, ranks, settled=False)
             node = _run(SETTLE, str(job))
-            settled = _look(job, ranks, settled=True)
-            remove(job)
+            settled = _measure_look(job, ranks, settled=True)
+            remove_job(job)
             _print_size(ranks, size, settled, direct, node)
         print("\n".join(f"      {line.strip()}" for line in settled["lines"]))
 
 
-def _look(job: Path, ranks: int, settled: bool) -> dict[str, Any]:
+def _measure_look(job: Path, ranks: int, settled: bool) -> dict[str, Any]:
     min_settled_nodes = 1 if settled else sys.maxsize
     now_ns = (SECONDS + 1) * 10**9
     return _run(LOOK, str(job), str(now_ns), str(ranks), str(min_settled_nodes))

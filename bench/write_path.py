@@ -63,13 +63,13 @@ class JsonLines:
         self._file.write(self._encode(value) + b"\n")
 
 
-def cpu_seconds() -> float:
+def read_cpu_s() -> float:
     """CPU time of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-class Contender:
+class WriteMethod:
     """One way of writing, measured stretch by stretch so that noise meets all alike."""
 
     def __init__(self, append: Callable[..., None], close: Callable[[], None], path: Path) -> None:
@@ -80,10 +80,10 @@ class Contender:
 
     def write(self, stretch: list[list[Record]]) -> None:
         """Write a stretch of seconds and remember what a second cost."""
-        before = cpu_seconds()
+        before = read_cpu_s()
         for second in stretch:
             self._append(*second)
-        self._costs.append((cpu_seconds() - before) / len(stretch))
+        self._costs.append((read_cpu_s() - before) / len(stretch))
 
     @property
     def ms_per_second(self) -> float:
@@ -98,7 +98,7 @@ class Contender:
         return sum(path.stat().st_size for path in self._path.iterdir() if is_segment(path.name))
 
 
-def recorder(folder: Path, wanted: tuple[type, ...], one_by_one: bool = False) -> Contender:
+def make_recorder(folder: Path, wanted: tuple[type, ...], one_by_one: bool = False) -> WriteMethod:
     """Return our writer, fed with records of some kinds."""
     ticks = iter(range(1 << 62))
     header = Header({"key": "bench"}, {}, {}, [], {}, {}, {}, [])
@@ -114,25 +114,25 @@ def recorder(folder: Path, wanted: tuple[type, ...], one_by_one: bool = False) -
         else:
             writer.append(*chosen)
 
-    return Contender(append, writer.close, folder)
+    return WriteMethod(append, writer.close, folder)
 
 
-def json_lines(path: Path, encode: Callable[[object], bytes]) -> Contender:
+def make_json_writer(path: Path, encode: Callable[[object], bytes]) -> WriteMethod:
     """Return a writer of JSON lines."""
     lines = JsonLines(path, encode)
-    return Contender(lines.append, lines.close, path)
+    return WriteMethod(lines.append, lines.close, path)
 
 
-def contenders(folder: Path) -> dict[str, Contender]:
+def list_methods(folder: Path) -> dict[str, WriteMethod]:
     """Return everything that is compared."""
     plain = json.JSONEncoder(separators=(",", ":")).encode
     return {
-        "all": recorder(folder / "all", (Columns, Spans)),
-        "columns": recorder(folder / "columns", (Columns,)),
-        "spans": recorder(folder / "spans", (Spans,)),
-        "single": recorder(folder / "single", (Columns, Spans), one_by_one=True),
-        "json": json_lines(folder / "plain.jsonl", lambda value: plain(value).encode()),
-        "msgspec": json_lines(folder / "quick.jsonl", msgspec.json.Encoder().encode),
+        "all": make_recorder(folder / "all", (Columns, Spans)),
+        "columns": make_recorder(folder / "columns", (Columns,)),
+        "spans": make_recorder(folder / "spans", (Spans,)),
+        "single": make_recorder(folder / "single", (Columns, Spans), one_by_one=True),
+        "json": make_json_writer(folder / "plain.jsonl", lambda value: plain(value).encode()),
+        "msgspec": make_json_writer(folder / "quick.jsonl", msgspec.json.Encoder().encode),
     }
 
 
@@ -146,26 +146,26 @@ def main(seconds: int = 120) -> None:
     metrics = sum(len(record.values) for record in load[0] if isinstance(record, Columns))
     folder = Path(tempfile.mkdtemp(prefix="clusterprof-bench-"))
     try:
-        ways = contenders(folder)
+        ways = list_methods(folder)
         for first in range(0, seconds, STRETCH):
             for way in ways.values():
                 way.write(load[first : first + STRETCH])
         for way in ways.values():
             way.close()
-        before = cpu_seconds()
+        before = read_cpu_s()
         records = sum(1 for _ in NodeReader(folder / "all"))
-        reading = 1e3 * (cpu_seconds() - before) / seconds
+        reading = 1e3 * (read_cpu_s() - before) / seconds
         print(
             f"{date.today()}  Python {platform.python_version()}  {platform.machine()}  "
             f"{seconds} s, {metrics} metrics at {HERTZ} Hz, {RANKS} x {SPANS_PER_SECOND} spans/s"
         )
-        show(ways, seconds, metrics)
+        print_results(ways, seconds, metrics)
         print(f"reading           {reading:7.3f} CPU ms/s  {records} records")
     finally:
         shutil.rmtree(folder)
 
 
-def show(ways: dict[str, Contender], seconds: int, metrics: int) -> None:
+def print_results(ways: dict[str, WriteMethod], seconds: int, metrics: int) -> None:
     """Print what each way cost, and each of them beside ours."""
     ours = ways["all"]
     titles = {

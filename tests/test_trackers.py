@@ -29,7 +29,7 @@ from clusterprof.trackers import (
     report_own_run,
 )
 from tests.support import reports
-from tests.support.commands import command, environment
+from tests.support.commands import make_environment, run_command
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests/recordings/h200/sleep"
@@ -37,7 +37,7 @@ S = 1_000_000_000
 
 
 def test_the_summary_has_what_is_known(tmp_path: Path) -> None:
-    report = reports.storage_verdict()
+    report = reports.make_storage_report()
     values = build_summary(report)
     assert values["clusterprof/lost_ratio"] == report.lost_ns / report.in_step_ns
     assert values["clusterprof/goodput_ratio"] == report.productive_ns / report.window_ns
@@ -50,9 +50,11 @@ def test_the_summary_has_what_is_known(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    values = build_summary(reports.nothing())
+    values = build_summary(reports.make_empty_report())
     assert "clusterprof/lost_ratio" not in values and "clusterprof/main_cause" not in values
-    report = replace(reports.clean(), window_ns=0, in_step_ns=0, productive_ns=0, lost_ns=0)
+    report = replace(
+        reports.make_clean_report(), window_ns=0, in_step_ns=0, productive_ns=0, lost_ns=0
+    )
     assert build_summary(report) == {"clusterprof/gpu_seconds": 0.0}
 
 
@@ -73,14 +75,14 @@ def test_without_a_run_the_error_says_how_to_name_one(
     for variable in ("WANDB_RUN_ID", "MLFLOW_RUN_ID"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UsageError, match="named") as caught:
-        log_report(reports.storage_verdict(), name)
+        log_report(reports.make_storage_report(), name)
     assert f"{name}:" in caught.value.remedy
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)  # as `import` sees a missing package
     with pytest.raises(UsageError, match="mlflow cannot be imported") as caught:
-        log_report(reports.storage_verdict(), "mlflow:abc")
+        log_report(reports.make_storage_report(), "mlflow:abc")
     assert "clusterprof[trackers]" in caught.value.remedy
 
 
@@ -89,7 +91,7 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_tensorboard_gets_scalars_text_and_page(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    done = command("analyze", str(RECORDING), "--log-to", f"tensorboard:{tmp_path / 'logs'}")
+    done = run_command("analyze", str(RECORDING), "--log-to", f"tensorboard:{tmp_path / 'logs'}")
     assert done.returncode == 0, done.stderr
     scalars, texts = read_events(tmp_path / "logs")
     check_summary({**scalars, **texts})
@@ -136,14 +138,14 @@ def test_mlflow_gets_metrics_tags_and_page(tmp_path: Path, monkeypatch: pytest.M
     client = mlflow.MlflowClient(store)
     run = client.create_run(client.create_experiment("training"))
     target = f"mlflow:{run.info.run_id}"
-    done = command("analyze", str(RECORDING), "--log-to", target, **settings)
+    done = run_command("analyze", str(RECORDING), "--log-to", target, **settings)
     assert done.returncode == 0, done.stderr
     data = client.get_run(run.info.run_id).data
     tags = {name.replace(".", "/", 1): value for name, value in data.tags.items()}
     check_summary({**data.metrics, **tags})
     (path,) = (tmp_path / "mlruns").rglob("clusterprof/report.html")
     assert path.read_text().startswith("<!doctype html>")
-    refused = command("analyze", str(RECORDING), "--log-to", "mlflow:" + "0" * 32, **settings)
+    refused = run_command("analyze", str(RECORDING), "--log-to", "mlflow:" + "0" * 32, **settings)
     assert refused.returncode == 1 and "mlflow did not take the report" in refused.stderr
     assert "Traceback" not in refused.stderr and refused.stdout  # the report was printed first
 
@@ -151,7 +153,7 @@ def test_mlflow_gets_metrics_tags_and_page(tmp_path: Path, monkeypatch: pytest.M
 def test_wandb_gets_summary_and_page(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    done = command(
+    done = run_command(
         *("analyze", str(RECORDING), "--log-to", "wandb:vision/run77"),
         cwd=tmp_path,
         **settings,
@@ -272,7 +274,7 @@ def record(script: str, folder: Path, **settings: str) -> subprocess.CompletedPr
             *(sys.executable, "train.py"),
         ],
         cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1", **settings),
+        env=make_environment(PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1", **settings),
         capture_output=True,
         text=True,
         timeout=280,
@@ -434,7 +436,7 @@ def test_callbacks_do_nothing_without_a_recording(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "train.py"],
         cwd=tmp_path,
-        env=environment(PYTHONPATH=str(ROOT)),
+        env=make_environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
         timeout=200,

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.met import operations
-from baselines.sagemaker import busy_percent
-from baselines.seen import see
-from baselines.tables import Rank, Seen
+from baselines.operations import match_operations
+from baselines.recording_tables import read_recording
+from baselines.sagemaker import compute_busy_percent
+from baselines.tables import Rank, RecordingTables
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
@@ -47,12 +47,12 @@ HOST = (
 HOSTS_WORK = ("storage", "launch", "h2d", "checkpoint", "eval")
 
 
-def split(recording: Path, truth: Truth) -> Answer:
+def split_idle_time(recording: Path, truth: Truth) -> Answer:
     """Split the idle time of devices in steps; name the potential stragglers."""
-    seen = see(recording, truth.clocks)
-    parts = [part for rank in seen.ranks.values() if (part := _of_rank(rank)) is not None]
+    seen = read_recording(recording, truth.clocks)
+    parts = [part for rank in seen.ranks.values() if (part := _split_rank(rank)) is not None]
     if not parts:
-        return Answer(TOOL, None, culprits=_stragglers(seen))
+        return Answer(TOOL, None, culprits=_find_stragglers(seen))
     idle, host = np.sum(parts, axis=0) / seen.in_step_ns
     families = {"cpu": host, "launch": 0.0, UNATTRIBUTED: idle - host}
     named = [
@@ -60,16 +60,16 @@ def split(recording: Path, truth: Truth) -> Answer:
         NamedCause(UNATTRIBUTED, None, idle - host),
     ]
     causes = tuple(sorted((s for s in named if s.share_ratio), key=lambda s: -(s.share_ratio or 0)))
-    blamed = _stragglers(seen)
+    blamed = _find_stragglers(seen)
     return Answer(TOOL, causes, families, culprits=blamed, lost_ratio=float(idle), leaves=False)
 
 
-def _of_rank(rank: Rank) -> tuple[float, float] | None:
+def _split_rank(rank: Rank) -> tuple[float, float] | None:
     """Idle time of the device in steps, and what of it the host can have caused."""
-    host_ns = rank.spent(rank.of(*HOST))
+    host_ns = rank.sum_by_step(rank.of(*HOST))
     idle = host = 0.0
     for (start, end), spent in zip(rank.steps.tolist(), host_ns.tolist()):
-        busy = busy_percent(rank, np.array([start, max(end, start + 1)]))
+        busy = compute_busy_percent(rank, np.array([start, max(end, start + 1)]))
         if busy is None:
             return None
         alone = (end - start) * (1 - min(float(busy[0]), 100.0) / 100)
@@ -77,10 +77,10 @@ def _of_rank(rank: Rank) -> tuple[float, float] | None:
     return idle, host
 
 
-def _stragglers(seen: Seen) -> tuple[int, ...] | None:
-    """Who came last most often, in the group and kind of operation whose stays differ most."""
+def _find_stragglers(seen: RecordingTables) -> tuple[int, ...] | None:
+    """Find the ranks that came last most often where the stays differ most."""
     by_kind: dict[tuple[int, int], list[dict]] = defaultdict(list)
-    for key, stays in operations(seen).items():
+    for key, stays in match_operations(seen).items():
         if len(key) == 2 and len(stays) > 1:
             by_kind[key[0], next(iter(stays.values())).kind].append(stays)
     if not by_kind:
@@ -97,4 +97,4 @@ def _stragglers(seen: Seen) -> tuple[int, ...] | None:
     return tuple(rank for rank, _ in sorted(last.items(), key=lambda e: (-e[1], e[0])))[:CANDIDATES]
 
 
-RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"HTA": split}
+RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"HTA": split_idle_time}

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.sagemaker import busy_percent
-from baselines.seen import see
-from baselines.tables import Rank, Seen
-from baselines.thumb import stood
+from baselines.recording_tables import read_recording
+from baselines.rules_of_thumb import sum_operation_time
+from baselines.sagemaker import compute_busy_percent
+from baselines.tables import Rank, RecordingTables
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer
 from clusterprof_lab.truth import Truth
@@ -42,9 +42,9 @@ Scores = dict[str, dict[int, float]]
 """Section -> rank -> score."""
 
 
-def stragglers(recording: Path, truth: Truth) -> Answer:
+def find_stragglers(recording: Path, truth: Truth) -> Answer:
     """Name the stragglers."""
-    reports = scores(see(recording, truth.clocks))
+    reports = compute_scores(read_recording(recording, truth.clocks))
     if not any(section for report in reports for section in report.values()):
         return Answer(TOOL, None)
     votes: Counter[int] = Counter()
@@ -63,9 +63,9 @@ def stragglers(recording: Path, truth: Truth) -> Answer:
     return Answer(TOOL, None, culprits=tuple(order))
 
 
-def scores(seen: Seen) -> list[Scores]:
+def compute_scores(seen: RecordingTables) -> list[Scores]:
     """Return the scores of each report, relative and individual."""
-    times = {name: _medians(seen, how) for name, how in SECTIONS.items()}
+    times = {name: _compute_medians(seen, how) for name, how in SECTIONS.items()}
     out: list[Scores] = []
     for number in range(REPORTS):
         report: Scores = {}
@@ -81,7 +81,9 @@ def scores(seen: Seen) -> list[Scores]:
     return out
 
 
-def _medians(seen: Seen, how: Callable[[Rank], np.ndarray | None]) -> dict[int, list[float]]:
+def _compute_medians(
+    seen: RecordingTables, how: Callable[[Rank], np.ndarray | None]
+) -> dict[int, list[float]]:
     """By rank, the median time of a section in each report."""
     out = {}
     for number, rank in seen.ranks.items():
@@ -92,35 +94,35 @@ def _medians(seen: Seen, how: Callable[[Rank], np.ndarray | None]) -> dict[int, 
     return out
 
 
-def _loading(rank: Rank) -> np.ndarray | None:
+def _measure_loading(rank: Rank) -> np.ndarray | None:
     waits = rank.of(layout.DATA_WAIT)
     return waits[:, 1] - waits[:, 0] if len(waits) else None
 
 
-def _forward(rank: Rank) -> np.ndarray | None:
+def _measure_forward(rank: Rank) -> np.ndarray | None:
     spans = rank.of(layout.FORWARD)
     if len(spans):
-        return rank.spent(spans)
+        return rank.sum_by_step(spans)
     if len(rank.steps) < REPORTS:
         return None
     taken = rank.steps[:, 1] - rank.steps[:, 0]
-    return taken - rank.spent(rank.of(layout.DATA_WAIT)) - stood(rank)
+    return taken - rank.sum_by_step(rank.of(layout.DATA_WAIT)) - sum_operation_time(rank)
 
 
-def _gpu(rank: Rank) -> np.ndarray | None:
+def _measure_gpu(rank: Rank) -> np.ndarray | None:
     if len(rank.of(layout.EXPOSED_COLLECTIVE)) or len(rank.steps) < REPORTS:
         return None
     starts, ends = rank.steps[:, 0], rank.steps[:, 1]
     t_ns = np.column_stack([starts, np.maximum(ends, starts + 1)])
-    percent = [busy_percent(rank, row) for row in t_ns]
+    percent = [compute_busy_percent(rank, row) for row in t_ns]
     if any(busy is None for busy in percent):
         return None
     return np.array([busy[0] for busy in percent if busy is not None]) * (ends - starts) / 100
 
 
 SECTIONS: Mapping[str, Callable[[Rank], np.ndarray | None]] = {
-    "data_loading": _loading,
-    "fwd": _forward,
-    "GPU": _gpu,
+    "data_loading": _measure_loading,
+    "fwd": _measure_forward,
+    "GPU": _measure_gpu,
 }
-RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"NVRx": stragglers}
+RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"NVRx": find_stragglers}

@@ -50,7 +50,7 @@ class Recorded:
         return least if self.au_ratio[least] < AU_PASSES_RATIO else -1
 
 
-def recorded(recording: Path) -> Recorded:
+def read_recording(recording: Path) -> Recorded:
     """Read all nodes of a recording."""
     waits: dict[int, np.ndarray] = {}
     stays: dict[int, np.ndarray] = {}
@@ -64,8 +64,8 @@ def recorded(recording: Path) -> Recorded:
             and record.kind == "process-registered"
             and record.attributes.get("rank") is not None
         }
-        spans = _spans(records)
-        ratio = _iowait_ratio(records)
+        spans = _list_spans(records)
+        ratio = _compute_iowait_ratio(records)
         for pid, table in spans.items():
             rank = rank_of.get(pid)
             if rank is None or not (table[:, 2] == layout.COLLECTIVE).any():
@@ -74,10 +74,10 @@ def recorded(recording: Path) -> Recorded:
             begun = waits[rank][:, 0].min()
             stays[rank] = table[(table[:, 2] == layout.COLLECTIVE) & (table[:, 0] >= begun)]
             iowait[rank] = ratio
-    return Recorded(_job(waits, stays), iowait, _au(waits, stays))
+    return Recorded(_make_job(waits, stays), iowait, _compute_au(waits, stays))
 
 
-def _spans(records: list[Any]) -> dict[int, np.ndarray]:
+def _list_spans(records: list[Any]) -> dict[int, np.ndarray]:
     parts = defaultdict(list)
     for record in records:
         if isinstance(record, Spans):
@@ -88,7 +88,7 @@ def _spans(records: list[Any]) -> dict[int, np.ndarray]:
     return {pid: np.concatenate(blocks) for pid, blocks in parts.items()}
 
 
-def _iowait_ratio(records: list[Any]) -> float:
+def _compute_iowait_ratio(records: list[Any]) -> float:
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for record in records:
@@ -101,7 +101,7 @@ def _iowait_ratio(records: list[Any]) -> float:
     return grown.get(CPU_IOWAIT.name, 0.0) / max(sum(grown.values()), 1.0)
 
 
-def _au(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> dict[int, float]:
+def _compute_au(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> dict[int, float]:
     out = {}
     for rank, wait in waits.items():
         lost = sum(int((spans[:, 1] - spans[:, 0]).sum()) for spans in (wait, stays[rank]))
@@ -110,12 +110,12 @@ def _au(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> dict[int,
     return out
 
 
-def _job(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> Job:
+def _make_job(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> Job:
     """Match operations by group and number; those that not all members were seen in are left."""
     met: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
     for rank, table in stays.items():
         order = np.argsort(table[:, 1], kind="stable")
-        spent = _spent(waits[rank], table[order])
+        spent = _sum_spent(waits[rank], table[order])
         for (start, end, _, group, number, what), sums in zip(table[order].tolist(), spent):
             kind = what & layout.OPERATION_MASK
             peer = (what >> layout.PEER_SHIFT & layout.PEER_MASK) - 1
@@ -149,7 +149,7 @@ def _job(waits: dict[int, np.ndarray], stays: dict[int, np.ndarray]) -> Job:
     return Job(ops, table[:, 4:], truth, (), ranks, table[:, 2])
 
 
-def _spent(wait: np.ndarray, stay: np.ndarray) -> np.ndarray:
+def _sum_spent(wait: np.ndarray, stay: np.ndarray) -> np.ndarray:
     """What the rank had spent when it came to each operation: loading, and work."""
     begun = wait[:, 0].min()
     out = np.zeros((len(stay), len(CATEGORIES)), np.int64)

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from baselines import hta, nvrx, sagemaker, thumb, xprof
+from baselines import hta, nvrx, rules_of_thumb, sagemaker, xprof
 from clusterprof_lab.answer import Answer
 from clusterprof_lab.truth import Truth
 
 Rule = Callable[[Path, Truth], Answer]
 RULES: dict[str, Rule] = {
-    **thumb.RULES,
+    **rules_of_thumb.RULES,
     **hta.RULES,
     **nvrx.RULES,
     **sagemaker.RULES,

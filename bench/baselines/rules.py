@@ -15,12 +15,12 @@ from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
 from tests.support.synthetic.jobs import WORK, Job
 
 
-def slowest_compute(job: Job) -> int:
+def find_slowest_compute(job: Job) -> int:
     """The rank whose compute time, added up over the whole job, is the longest."""
-    return int(np.argmax(_spent(job)[:, WORK]))
+    return int(np.argmax(_sum_spent(job)[:, WORK]))
 
 
-def last_arriver(job: Job) -> int:
+def find_last_arriver(job: Job) -> int:
     """The rank that most often came last to an operation, by a common clock."""
     ops = job.ops
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
@@ -28,40 +28,40 @@ def last_arriver(job: Job) -> int:
     return int(np.argmax(np.bincount(ops.rank[order[ops.first[:-1]]], minlength=job.ranks)))
 
 
-def longest_waiter(job: Job) -> int:
+def find_longest_waiter(job: Job) -> int:
     """The rank that was longest in operations, as if it were slow in them."""
     return int(np.argmax(np.bincount(job.ops.rank, weights=job.ops.blocked_ns)))
 
 
-def per_stage_mean(job: Job) -> int:
+def find_above_stage_mean(job: Job) -> int:
     """Means of each stage per rank; the rank furthest above the mean of all, over all stages."""
-    mean = stages(job).mean(axis=0)
+    mean = split_stages(job).mean(axis=0)
     above = mean - mean.mean(axis=0)
     return int(np.unravel_index(np.argmax(above), above.shape)[0])
 
 
-def per_stage_max(job: Job) -> int:
+def find_above_step_mean(job: Job) -> int:
     """In each step and stage the slowest rank is charged what it is above the mean; the sum."""
-    table = stages(job)
+    table = split_stages(job)
     above = table - table.mean(axis=1, keepdims=True)
     who = np.argmax(table, axis=1)
     amount = np.take_along_axis(above, who[:, None, :], axis=1)[:, 0, :]
     return int(np.argmax(np.bincount(who.ravel(), weights=amount.ravel(), minlength=job.ranks)))
 
 
-def cumulative_stage_max(job: Job) -> int:
+def find_cumulative_stage_max(job: Job) -> int:
     """StageFrontier's increments, with one barrier per step, charged to who attains them.
 
     Only as far as they exceed the median rank's stage: a stage that takes all ranks the same time
     has no culprit.
     """
-    table = stages(job)
-    late = np.maximum(increments(table) - np.median(table, axis=1), 0)
+    table = split_stages(job)
+    late = np.maximum(compute_increments(table) - np.median(table, axis=1), 0)
     who = np.argmax(np.cumsum(table, axis=2), axis=1)
     return int(np.argmax(np.bincount(who.ravel(), weights=late.ravel(), minlength=job.ranks)))
 
 
-def increments(table: np.ndarray) -> np.ndarray:
+def compute_increments(table: np.ndarray) -> np.ndarray:
     """Return StageFrontier's increments [steps, stages], as its abstract defines them.
 
     d[r, k] is how long rank r was in stage k of a step, in order; F_k = max over r of the sum of
@@ -72,16 +72,16 @@ def increments(table: np.ndarray) -> np.ndarray:
 
 
 RULES: dict[str, Callable[[Job], int]] = {
-    "slowest total compute": slowest_compute,
-    "last arriver": last_arriver,
-    "longest waiter": longest_waiter,
-    "per-stage mean": per_stage_mean,
-    "per-stage max": per_stage_max,
-    "stage frontier": cumulative_stage_max,
+    "slowest total compute": find_slowest_compute,
+    "last arriver": find_last_arriver,
+    "longest waiter": find_longest_waiter,
+    "per-stage mean": find_above_stage_mean,
+    "per-stage max": find_above_step_mean,
+    "stage frontier": find_cumulative_stage_max,
 }
 
 
-def stages(job: Job) -> np.ndarray:
+def split_stages(job: Job) -> np.ndarray:
     """Return [steps, ranks, stages] in ns: each category, then waiting in operations of the step.
 
     A step ends with an operation of the widest team of a rank; that operation itself is left out.
@@ -108,7 +108,7 @@ def stages(job: Job) -> np.ndarray:
     return np.ascontiguousarray(table.transpose(1, 0, 2))
 
 
-def _spent(job: Job) -> np.ndarray:
+def _sum_spent(job: Job) -> np.ndarray:
     """What each rank had spent in all when it came to its last operation."""
     out = np.zeros((job.ranks, job.spent.shape[1]), np.int64)
     np.maximum.at(out, job.ops.rank, job.spent)

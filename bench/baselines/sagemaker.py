@@ -34,8 +34,8 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.seen import see
-from baselines.tables import Node, Rank, Seen
+from baselines.recording_tables import read_recording
+from baselines.tables import Node, Rank, RecordingTables
 from clusterprof.probe import layout
 from clusterprof.signals import (
     CPU_IDLE,
@@ -74,26 +74,30 @@ class Usage:
     memory: np.ndarray | None
 
 
-def system_rules(recording: Path, truth: Truth) -> Answer:
+def apply_system_rules(recording: Path, truth: Truth) -> Answer:
     """Answer with the rules on system metrics: what the tool says of a job of PyTorch 2."""
-    seen = see(recording, truth.clocks)
-    usages = list(_usages(seen))
+    seen = read_recording(recording, truth.clocks)
+    usages = list(_list_usages(seen))
     if not usages:
         return Answer(TOOL, None)
     return Answer(
-        TOOL, tuple(cause for _, cause in sorted(_system(usages), key=lambda firing: -firing[0]))
+        TOOL,
+        tuple(
+            cause
+            for _, cause in sorted(_list_system_findings(usages), key=lambda firing: -firing[0])
+        ),
     )
 
 
-def all_rules(recording: Path, truth: Truth) -> Answer:
+def apply_all_rules(recording: Path, truth: Truth) -> Answer:
     """Answer with the framework rules, too: what the tool said until PyTorch 2.0."""
-    seen = see(recording, truth.clocks)
-    firings = [*_system(list(_usages(seen))), *_framework(seen)]
+    seen = read_recording(recording, truth.clocks)
+    firings = [*_list_system_findings(list(_list_usages(seen))), *_list_framework_findings(seen)]
     causes = tuple(cause for _, cause in sorted(firings, key=lambda firing: -firing[0]))
     return Answer(f"{TOOL}, with framework rules", causes if seen.ranks else None)
 
 
-def _system(usages: list[Usage]) -> Iterator[tuple[float, NamedCause]]:
+def _list_system_findings(usages: list[Usage]) -> Iterator[tuple[float, NamedCause]]:
     """What fired, with the share of datapoints it fired on, in percent; symptoms last."""
     for family, busy, above in (("storage", "iowait", IOWAIT_ABOVE), ("cpu", "cpu", CPU_ABOVE)):
         seen = [(usage.gpu, getattr(usage, busy)) for usage in usages]
@@ -104,24 +108,24 @@ def _system(usages: list[Usage]) -> Iterator[tuple[float, NamedCause]]:
         ]
         if percent and max(percent) > BOTTLENECK_ABOVE:
             yield float(max(percent)), NamedCause(family, None, None)
-    if _distance(usages) > DISTANCE_ABOVE:
+    if _measure_max_distance(usages) > DISTANCE_ABOVE:
         yield 3.0, NamedCause("synchronization", "sync-imbalance", None)
-    if any(_small(usage) for usage in usages):
+    if any(_is_batch_small(usage) for usage in usages):
         yield 2.0, NamedCause("launch", None, None)
-    if any(_low(usage.gpu) for usage in usages):
+    if any(_is_utilization_low(usage.gpu) for usage in usages):
         yield 0.0, NamedCause(UNATTRIBUTED, None, None)
 
 
-def _framework(seen: Seen) -> Iterator[tuple[float, NamedCause]]:
+def _list_framework_findings(seen: RecordingTables) -> Iterator[tuple[float, NamedCause]]:
     low, high = WORKERS_PERCENT
     for node in seen.nodes:
-        ranks = [seen.ranks[rank] for rank in seen.of_node(node)]
-        percent = 100 * sum(_workers(rank) for rank in ranks) / max(node.cpus, 1)
+        ranks = [seen.ranks[rank] for rank in seen.list_node_ranks(node)]
+        percent = 100 * sum(_count_workers(rank) for rank in ranks) / max(node.cpus, 1)
         loads = any(len(rank.of(layout.DATA_WAIT)) for rank in ranks)
         if node.cpus and loads and not low <= percent <= high:
             yield 1.5, NamedCause("cpu", "cpu-loader-config", None)
             break
-    if any(_outliers(rank) > OUTLIERS for rank in seen.ranks.values()):
+    if any(_list_outliers(rank) > OUTLIERS for rank in seen.ranks.values()):
         yield 0.0, NamedCause(UNATTRIBUTED, None, None)
     sampled = [rank for rank in seen.ranks.values() if rank.node.series]
     starts = [rank.steps[0, 0] - rank.node.span_ns[0] for rank in sampled]
@@ -129,7 +133,7 @@ def _framework(seen: Seen) -> Iterator[tuple[float, NamedCause]]:
         yield 1.0, NamedCause("startup", "startup", None, outside_steps=True)
 
 
-def memory_increases(usage: Usage) -> bool:
+def detect_memory_increase(usage: Usage) -> bool:
     """GPUMemoryIncrease: it names no lost time, so no answer holds it."""
     if usage.memory is None or len(usage.memory) < 2 * MEMORY_WINDOW:
         return False
@@ -137,17 +141,17 @@ def memory_increases(usage: Usage) -> bool:
     return bool((mean[MEMORY_WINDOW:] - mean[:-MEMORY_WINDOW] > MEMORY_INCREASE).any())
 
 
-def _small(usage: Usage) -> bool:
+def _is_batch_small(usage: Usage) -> bool:
     all_three = (usage.gpu, usage.cpu, usage.memory)
     return all(series is not None and np.percentile(series, 95) < P95_BELOW for series in all_three)
 
 
-def _low(gpu: np.ndarray) -> bool:
+def _is_utilization_low(gpu: np.ndarray) -> bool:
     high = np.percentile(gpu, 95) >= P95_BELOW
     return bool(not high or np.percentile(gpu, 5) < P5_BELOW)
 
 
-def _distance(usages: list[Usage]) -> float:
+def _measure_max_distance(usages: list[Usage]) -> float:
     """The largest between the histograms of any two GPUs."""
     bins = np.linspace(0, 100, 11)
     parts = [np.histogram(np.clip(usage.gpu, 0, 100), bins)[0] / len(usage.gpu) for usage in usages]
@@ -157,26 +161,26 @@ def _distance(usages: list[Usage]) -> float:
     )
 
 
-def _workers(rank: Rank) -> int:
+def _count_workers(rank: Rank) -> int:
     return len(rank.workers)
 
 
-def _outliers(rank: Rank) -> int:
+def _list_outliers(rank: Rank) -> int:
     taken = (rank.steps[:, 1] - rank.steps[:, 0]).astype(np.float64)
     return int((taken > taken.mean() + DEVIATIONS * taken.std()).sum())
 
 
-def _usages(seen: Seen) -> Iterator[Usage]:
+def _list_usages(seen: RecordingTables) -> Iterator[Usage]:
     for rank in seen.ranks.values():
         t_ns = np.arange(rank.steps[0, 0], rank.steps[-1, 1] + 1, DATAPOINT_NS)
-        gpu = busy_percent(rank, t_ns) if len(t_ns) > 1 else None
+        gpu = compute_busy_percent(rank, t_ns) if len(t_ns) > 1 else None
         if gpu is None:
             continue
-        cpu, iowait = _cpu(rank.node, t_ns)
-        yield Usage(gpu, cpu, iowait, _memory(rank, t_ns[1:]))
+        cpu, iowait = _read_cpu_percent(rank.node, t_ns)
+        yield Usage(gpu, cpu, iowait, _read_memory_percent(rank, t_ns[1:]))
 
 
-def busy_percent(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
+def compute_busy_percent(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
     """GPU utilization between times, in percent; None when it was not recorded."""
     series = rank.node.series
     total = series.get((GPU_BUSY_TIME.name, rank.device))
@@ -186,7 +190,7 @@ def busy_percent(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
     return None if ratio is None else 100 * ratio.at((t_ns[1:] + t_ns[:-1]) / 2)
 
 
-def _cpu(node: Node, t_ns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _read_cpu_percent(node: Node, t_ns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
     grown = {
         name: np.diff(node.series[name, "all"].at(t_ns))
         for name in _CPUS
@@ -200,7 +204,7 @@ def _cpu(node: Node, t_ns: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | 
     return 100 * busy / whole, None if iowait is None else 100 * iowait / whole
 
 
-def _memory(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
+def _read_memory_percent(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
     used = rank.node.series.get((GPU_MEMORY_USED.name, rank.device))
     total = rank.node.series.get((GPU_MEMORY_TOTAL.name, rank.device))
     if used is None or total is None:
@@ -209,6 +213,6 @@ def _memory(rank: Rank, t_ns: np.ndarray) -> np.ndarray | None:
 
 
 RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {
-    "SageMaker Debugger": system_rules,
-    "SageMaker Debugger, framework rules too": all_rules,
+    "SageMaker Debugger": apply_system_rules,
+    "SageMaker Debugger, framework rules too": apply_all_rules,
 }

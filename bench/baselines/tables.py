@@ -20,7 +20,7 @@ class Series:
     t_ns: np.ndarray
     values: np.ndarray
 
-    def grown(self) -> float:
+    def get_growth(self) -> float:
         """What a counter grew by from the first reading to the last."""
         return float(self.values[-1] - self.values[0]) if len(self.values) > 1 else 0.0
 
@@ -63,7 +63,7 @@ class Rank:
         """Return its spans of some kinds."""
         return self.spans[np.isin(self.spans[:, KIND], kinds)]
 
-    def spent(self, table: np.ndarray) -> np.ndarray:
+    def sum_by_step(self, table: np.ndarray) -> np.ndarray:
         """Return ns of each step that spans of a table, sorted by start, cover."""
         ends = np.maximum.accumulate(table[:, END])
         starts = np.maximum(table[:, START], np.concatenate([ends[:1] * 0, ends[:-1]]))
@@ -84,7 +84,7 @@ class Rank:
 
 
 @dataclass(eq=False)
-class Seen:
+class RecordingTables:
     """One recording."""
 
     ranks: dict[int, Rank]
@@ -97,6 +97,6 @@ class Seen:
         """Time in steps of all ranks."""
         return sum(rank.in_step_ns for rank in self.ranks.values())
 
-    def of_node(self, node: Node) -> tuple[int, ...]:
+    def list_node_ranks(self, node: Node) -> tuple[int, ...]:
         """Return the ranks that ran there."""
         return tuple(sorted(number for number, rank in self.ranks.items() if rank.node is node))

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines.seen import see
-from baselines.tables import END, START, B, C, Rank, Seen
-from baselines.thumb import stood
+from baselines.recording_tables import read_recording
+from baselines.rules_of_thumb import sum_operation_time
+from baselines.tables import END, START, B, C, Rank, RecordingTables
 from clusterprof.probe import layout
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import UNATTRIBUTED
@@ -53,16 +53,18 @@ class Breakdown:
     other: float
 
 
-def analysis(recording: Path, truth: Truth) -> Answer:
+def analyze_input_pipeline(recording: Path, truth: Truth) -> Answer:
     """Say how input-bound a job is, and by what."""
-    seen = see(recording, truth.clocks)
-    waiting = [_waits(rank) for rank in seen.ranks.values()]
+    seen = read_recording(recording, truth.clocks)
+    waiting = [_list_waits(rank) for rank in seen.ranks.values()]
     if not seen.in_step_ns or not any(len(waits) for waits in waiting):
         return Answer(TOOL, None)
     ranks = list(seen.ranks.values())
-    waited = _mean([float(rank.spent(_waits(rank)).sum()) / rank.in_step_ns for rank in ranks])
-    met = _mean([float(stood(rank).sum()) / rank.in_step_ns for rank in ranks])
-    by_family = _shared(breakdown(seen), waited if waited >= MODERATELY else 0.0)
+    waited = _average(
+        [float(rank.sum_by_step(_list_waits(rank)).sum()) / rank.in_step_ns for rank in ranks]
+    )
+    met = _average([float(sum_operation_time(rank).sum()) / rank.in_step_ns for rank in ranks])
+    by_family = _split_parts(compute_breakdown(seen), waited if waited >= MODERATELY else 0.0)
     leaves = {"cpu": "cpu-preprocess", "h2d": "h2d-copy"}
     order = sorted(((ratio, name) for name, ratio in by_family.items() if ratio > 0), reverse=True)
     causes = [NamedCause(family, leaves.get(family), ratio) for ratio, family in order]
@@ -71,29 +73,29 @@ def analysis(recording: Path, truth: Truth) -> Answer:
     return Answer(TOOL, tuple(causes))
 
 
-def verdict(waited_ratio: float) -> str:
+def format_verdict(waited_ratio: float) -> str:
     """Return the word for a share of step time spent waiting for input."""
     if waited_ratio < MODERATELY:
         return "not input-bound"
     return "moderately input-bound" if waited_ratio < HIGHLY else "highly input-bound"
 
 
-def breakdown(seen: Seen) -> Breakdown:
+def compute_breakdown(seen: RecordingTables) -> Breakdown:
     """Sort the host's time in the input pipeline of all ranks."""
     parts = np.zeros(5)
     for rank in seen.ranks.values():
-        parts += _of_rank(rank)
+        parts += _add_rank(rank)
     return Breakdown(*parts.tolist())
 
 
-def _of_rank(rank: Rank) -> np.ndarray:
-    fetch, waits = rank.fetches, _waits(rank)
+def _add_rank(rank: Rank) -> np.ndarray:
+    fetch, waits = rank.fetches, _list_waits(rank)
     wall = float((fetch[:, END] - fetch[:, START]).sum())
     cpu = float(fetch[:, B].sum() + fetch[:, C].sum())
     ready = sum(rank.node.run_delay_ns.get(pid, 0.0) for pid in rank.workers)
     on_cpu = min(wall, cpu + ready)
     reading = wall - on_cpu
-    inside = sum(_overlap(waits, row[START], row[END]) for row in fetch)
+    inside = sum(_measure_overlap(waits, row[START], row[END]) for row in fetch)
     demanded = reading * (inside / wall if wall else 0.0)
     copies = rank.of(layout.H2D)
     enqueue = float((copies[:, END] - copies[:, START]).sum())
@@ -102,13 +104,13 @@ def _of_rank(rank: Rank) -> np.ndarray:
     return np.array([demanded, reading - demanded, on_cpu, enqueue, other])
 
 
-def _overlap(waits: np.ndarray, start: int, end: int) -> float:
+def _measure_overlap(waits: np.ndarray, start: int, end: int) -> float:
     return float(
         np.clip(np.minimum(waits[:, END], end) - np.maximum(waits[:, START], start), 0, None).sum()
     )
 
 
-def _shared(parts: Breakdown, waited_ratio: float) -> dict[str, float]:
+def _split_parts(parts: Breakdown, waited_ratio: float) -> dict[str, float]:
     by_family = {
         "storage": parts.demanded_read + parts.advanced_read,
         "cpu": parts.preprocessing,
@@ -121,12 +123,12 @@ def _shared(parts: Breakdown, waited_ratio: float) -> dict[str, float]:
     return {family: waited_ratio * ns / whole for family, ns in by_family.items()}
 
 
-def _waits(rank: Rank) -> np.ndarray:
+def _list_waits(rank: Rank) -> np.ndarray:
     return rank.of(layout.DATA_WAIT)
 
 
-def _mean(values: list[float]) -> float:
+def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"xprof": analysis}
+RULES: Mapping[str, Callable[[Path, Truth], Answer]] = {"xprof": analyze_input_pipeline}

@@ -71,20 +71,20 @@ def main(names: Sequence[str]) -> None:
     for peer in PEERS:
         if names and peer.name not in names:
             continue
-        python, why = _python(peer)
-        for path in _traces(peer.reads):
+        python, why = _get_python(peer)
+        for path in _list_traces(peer.reads):
             key = str(path.relative_to(DATA))
             answer = _ask(peer, python, path) if python else {"error": why}
             known.setdefault(key, {})[peer.name] = answer
             print(f"{peer.name:18} {key}: {json.dumps(answer)[:150]}", flush=True)
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    from bench.peers.page import page, replace_generated_part
+    from bench.peers.page import make_page, replace_generated_part
 
     path = PROJECT / "docs" / "agreement.md"
-    path.write_text(replace_generated_part(path.read_text(encoding="utf-8"), page(known)))
+    path.write_text(replace_generated_part(path.read_text(encoding="utf-8"), make_page(known)))
 
 
-def _traces(formats: str) -> list[Path]:
+def _list_traces(formats: str) -> list[Path]:
     paths = []
     if "kineto" in formats:
         paths += [path for folder in KINETO for path in sorted((DATA / folder).glob("*.json.gz"))]
@@ -93,7 +93,7 @@ def _traces(formats: str) -> list[Path]:
     return paths
 
 
-def _python(peer: Peer) -> tuple[str, str]:
+def _get_python(peer: Peer) -> tuple[str, str]:
     """The interpreter of a tool's environment, made when it is not there; or why there is none."""
     if not peer.install:
         return sys.executable, ""
@@ -138,13 +138,13 @@ def _ask(peer: Peer, python: str, path: Path) -> dict[str, Any]:
             return {"error": f"not done after {LIMIT_S} s"}
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode:
-        return {"error": _last(run.stderr)}
+        return {"error": _get_last_line(run.stderr)}
     answer: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
     used = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
     return {**answer, "cpu_s": round(used, 2)}
 
 
-def _last(text: str) -> str:
+def _get_last_line(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1].strip()[:200] if lines else "it ended without a word"
 

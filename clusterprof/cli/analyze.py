@@ -43,6 +43,7 @@ KNOWN_FORMATS = (
     "Darshan log",
     "MLPerf log",
     "operator table of a pipelined job",
+    "Horovod timeline",
     "Chrome trace (Trace Event Format)",
 )
 """Titles of the importers in order, as literals: loading them takes a third of a second."""

@@ -45,6 +45,8 @@ class CodeLine:
     """Stage of the data loader in which it ran; "" outside a loader."""
     transform: str = ""
     """Transform of a composed pipeline in which it ran ("Resize"); "" when there is none."""
+    library_ratio: float = 1.0
+    """Part of the line's time in `library`, or without a call if that is None, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class WorkLine:
     error_ratio: float
     """Half width of the 95 % interval of `share_ratio`, from the number of samples."""
     samples: int
+    library_ratio: float = 1.0
+    """As in `CodeLine`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class CodeLine(Document, frozen=True):
     samples: Count
     stage: LoaderStage
     transform: Annotated[str, limit_to(200)]
+    library_ratio: Ratio = 1.0
+    """Part of the line's time in `library`, or without a call if that is null."""
 
 
 class LineTime(Document, frozen=True):
@@ -93,6 +95,7 @@ class WorkLine(Document, frozen=True):
     """Part of the step time of the ranks whose device was not measured."""
     error_ratio: Ratio
     samples: Count
+    library_ratio: Ratio = 1.0
 
 
 class StackTime(Document, frozen=True):

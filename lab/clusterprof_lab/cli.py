@@ -15,7 +15,7 @@ FAILED = 2
 
 def synth(argv: Sequence[str] | None = None) -> int:
     """Write recordings of simulated jobs, each with its truth; 2 when that can't be done."""
-    from clusterprof_lab.synth.make import make
+    from clusterprof_lab.synth.make import make_trial
     from clusterprof_lab.synth.simulate_plan import PlanError
 
     options = _parser().parse_args(argv)
@@ -25,7 +25,7 @@ def synth(argv: Sequence[str] | None = None) -> int:
             if (folder / "recording").exists():
                 print(f"{folder}: is there already", file=sys.stderr)
                 continue
-            made = make(trial, folder, options.ranks)
+            made = make_trial(trial, folder, options.ranks)
             print(f"{folder}: {len(made.places)} ranks, {len(made.injected)} faults")
     except (PlanError, ScenarioError, OSError) as error:
         print(f"clusterprof-synth: {error}", file=sys.stderr)

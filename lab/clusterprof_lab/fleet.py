@@ -1,4 +1,4 @@
-"""Stored reports of many jobs of a simulated cluster, some of whose nodes are known lemons.
+"""Stored reports of many jobs of a simulated cluster in which some nodes are known to be faulty.
 
     python -m clusterprof_lab.fleet --out DIR [--jobs 240] [--nodes 40] [--lemons 3] [--seed 0]
 

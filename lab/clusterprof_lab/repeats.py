@@ -1,4 +1,4 @@
-"""Is the gate reliable? Repeated runs of the same jobs, clean and with a planted regression.
+"""How reliable is the gate? Repeated runs of the same jobs, clean and with a planted regression.
 
     python -m clusterprof_lab.repeats [--jobs 3] [--runs 20] [--steps 120] [--baselines 5]
                                       [--jitter 0.1]
@@ -28,11 +28,11 @@ from clusterprof.gate.compare import compare_runs
 from clusterprof.report.model import Report
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.synth.make import JITTER_NS
-from clusterprof_lab.synth.record import Seen, clocks, record
-from clusterprof_lab.synth.simulate import run
+from clusterprof_lab.synth.record import RecordingQuality, draw_clocks, write_story
+from clusterprof_lab.synth.simulate import run_job
 from clusterprof_lab.synth.simulate_faults import Faults
-from clusterprof_lab.synth.simulate_nodes import nodes
-from clusterprof_lab.synth.simulate_plan import Plan, draw
+from clusterprof_lab.synth.simulate_nodes import make_nodes
+from clusterprof_lab.synth.simulate_plan import Plan, draw_plan
 from clusterprof_lab.synth.simulate_truth import TAIL_NS
 from clusterprof_lab.synth.story import Story
 
@@ -54,17 +54,19 @@ FOUND_AT_LEAST, FALSE_AT_MOST = 0.95, 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how often the gate was right, and why it could not tell where it could not."""
-    options = _options(arguments)
+    options = _parse_options(arguments)
     clean: Counter[str] = Counter()
     planted: Counter[str] = Counter()
     blamed = flips = 0
     last_report = None
     for number in range(options.jobs):
-        job = Job(number, options.steps, options.jitter)
-        before = [job.report(f"baseline{i}", i, 0.0) for i in range(options.baselines)]
+        job = RepeatableJob(number, options.steps, options.jitter)
+        before = [job.make_report(f"baseline{i}", i, 0.0) for i in range(options.baselines)]
         for i in range(options.runs):
             for kind, ratio, count in (("clean", 0.0, clean), ("slow", PLANTED_RATIO, planted)):
-                report = job.report(f"{kind}{i}", options.baselines + 2 * i + (ratio > 0), ratio)
+                report = job.make_report(
+                    f"{kind}{i}", options.baselines + 2 * i + (ratio > 0), ratio
+                )
                 verdict = judge_runs(
                     report, [parse_any_rule(rule) for rule in RULES], Policy(), (), before
                 )
@@ -93,14 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if good else 1
 
 
-class Job:
-    """One job of the lab that can be run again and again."""
+class RepeatableJob:
+    """A simulated job that can be run repeatedly with new noise."""
 
     def __init__(self, number: int, steps: int, jitter: float | None) -> None:
         """Draw it; its number decides everything that does not vary from run to run."""
         scenario = next(scenario for scenario in load_corpus() if scenario.id == SCENARIO)
         trial = Trial(scenario, "mild", 1000 + number, "dev")
-        plan, faults = draw(trial, RANKS)
+        plan, faults = draw_plan(trial, RANKS)
         plan = replace(plan, nodes=2, per_node=RANKS // 2, steps=steps)
         if jitter is not None:
             plan = replace(plan, jitter=jitter)
@@ -110,9 +112,9 @@ class Job:
         )
         self.plan, self._faults = plan, Faults((fault,))
         self._number, self._size = number, 0.0
-        self._size = self._sized()
+        self._size = self._find_size()
 
-    def report(self, name: str, number: int, slower: float) -> Report:
+    def make_report(self, name: str, number: int, slower: float) -> Report:
         """Run it, record it and analyze the recording; `slower`: by how much of a step."""
         folder = Path(tempfile.mkdtemp(prefix="clusterprof-repeats-"))
         try:
@@ -127,28 +129,28 @@ class Job:
 
     def _record(self, folder: Path, number: int, slow: bool) -> None:
         random = np.random.default_rng([self._number, number])
-        plan = self._again(self.plan, random)
-        faults = self._faults.scaled((self._size,) if slow else ())
-        jobs = run(plan, faults)
+        plan = self._repeat_plan(self.plan, random)
+        faults = self._faults.set_sizes((self._size,) if slow else ())
+        jobs = run_job(plan, faults)
         end = max(player.t for job in jobs for player in job.players) + TAIL_NS
         ranks = [player.rank for job in jobs for player in job.players]
-        where = nodes(plan, jobs, faults, end)
+        where = make_nodes(plan, jobs, faults, end)
         story = Story(ranks, where, 0, end, f"repeats-{self._number}", plan.ranks)
-        seen = Seen(clocks=clocks(random, where), jitter_ns=JITTER_NS)
-        record(story, folder, random, seen, [])
+        seen = RecordingQuality(clocks=draw_clocks(random, where), jitter_ns=JITTER_NS)
+        write_story(story, folder, random, seen, [])
 
     @staticmethod
-    def _again(plan: Plan, random: np.random.Generator) -> Plan:
+    def _repeat_plan(plan: Plan, random: np.random.Generator) -> Plan:
         factor = 1 + float(np.clip(BETWEEN_RATIO * random.standard_normal(), -0.01, 0.01))
         seed = int(random.integers(1 << 31))
         return replace(plan, seed=seed, compute_ns=round(plan.compute_ns * factor))
 
-    def _sized(self) -> float:
+    def _find_size(self) -> float:
         """Search for the size at which the steps take `PLANTED_RATIO` longer."""
         short = replace(self.plan, steps=40)
 
         def lasts(size: float) -> float:
-            steps = run(short, self._faults.scaled((size,)))[0].players[0].steps
+            steps = run_job(short, self._faults.set_sizes((size,)))[0].players[0].steps
             return float(np.median([end - start for start, end, *_ in steps]))
 
         low, high, aim = 0.0, 8.0 * self.plan.compute_ns, (1 + PLANTED_RATIO) * lasts(0.0)
@@ -158,7 +160,7 @@ class Job:
         return high
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="clusterprof_lab.repeats", description="Is the gate to be trusted?"
     )

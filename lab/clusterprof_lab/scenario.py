@@ -1,4 +1,4 @@
-"""One scenario of the corpus: what is wrong, how it is made, and the truth it must yield.
+"""One scenario of the corpus: its fault, how the fault is made, and the expected truth.
 
 A scenario is one YAML file of `corpus/`, named after its id:
 
@@ -52,7 +52,7 @@ class ScenarioError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedVerdict:
     """The verdict a scenario must yield."""
 
     family: str
@@ -72,7 +72,7 @@ class Scenario:
     group: Group
     title: str
     what: str
-    wanted: Wanted
+    wanted: ExpectedVerdict
     lost: Mapping[Severity, tuple[float, float]]
     synth: Mapping[str, Any] | None
     real: Mapping[str, Any] | None
@@ -102,17 +102,17 @@ class Trial:
 
 def load_corpus(folder: Path = CORPUS) -> tuple[Scenario, ...]:
     """Return all scenarios, by id; ScenarioError for the first that is wrong."""
-    return tuple(load(path) for path in sorted(folder.glob("*.yaml")))
+    return tuple(load_scenario(path) for path in sorted(folder.glob("*.yaml")))
 
 
-def load(path: Path) -> Scenario:
+def load_scenario(path: Path) -> Scenario:
     """Read one scenario file."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         raise ScenarioError(f"{path}: not a mapping")
-    _only(path, document, _KEYS, _KEYS)
+    _check_keys(path, document, _KEYS, _KEYS)
     truth = document["truth"]
-    _only(path, truth, _TRUTH_KEYS, {"family", "leaves", "culprit"})
+    _check_keys(path, truth, _TRUTH_KEYS, {"family", "leaves", "culprit"})
     if document["id"] != path.stem:
         raise ScenarioError(f"{path}: id is {document['id']!r}, not the file's name")
     if document["group"] not in get_args(Group):
@@ -124,20 +124,20 @@ def load(path: Path) -> Scenario:
         document["group"],
         document["title"],
         document["what"],
-        _wanted(path, truth),
-        _lost(path, document["lost"]),
+        _parse_wanted(path, truth),
+        _parse_lost(path, document["lost"]),
         document["synth"],
         document["real"],
     )
 
 
-def _only(path: Path, given: Mapping[str, Any], known: set[str], needed: set[str]) -> None:
+def _check_keys(path: Path, given: Mapping[str, Any], known: set[str], needed: set[str]) -> None:
     wrong = sorted(set(given) - known) or sorted(needed - set(given))
     if wrong:
         raise ScenarioError(f"{path}: {', '.join(wrong)}: keys are {', '.join(sorted(known))}")
 
 
-def _wanted(path: Path, truth: Mapping[str, Any]) -> Wanted:
+def _parse_wanted(path: Path, truth: Mapping[str, Any]) -> ExpectedVerdict:
     family, leaves = truth["family"], tuple(truth["leaves"])
     also = tuple((pair[0], pair[1]) for pair in truth.get("also", ()))
     if family and family not in FAMILIES:
@@ -149,10 +149,12 @@ def _wanted(path: Path, truth: Mapping[str, Any]) -> Wanted:
         raise ScenarioError(f"{path}: a leaf is not of the family {family!r}")
     if truth["culprit"] not in get_args(CulpritKind):
         raise ScenarioError(f"{path}: culprit is one of {', '.join(get_args(CulpritKind))}")
-    return Wanted(family, leaves, truth["culprit"], bool(truth.get("outside_steps")), also)
+    return ExpectedVerdict(family, leaves, truth["culprit"], bool(truth.get("outside_steps")), also)
 
 
-def _lost(path: Path, lost: Mapping[str, Any] | None) -> Mapping[Severity, tuple[float, float]]:
+def _parse_lost(
+    path: Path, lost: Mapping[str, Any] | None
+) -> Mapping[Severity, tuple[float, float]]:
     if lost is None:  # of a null
         return dict.fromkeys(SEVERITIES, (0.0, 0.0))
     if set(lost) != set(SEVERITIES):

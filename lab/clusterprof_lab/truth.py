@@ -93,7 +93,7 @@ class Truth:
         """Device time of all ranks inside steps."""
         return sum(place.in_step_ns for place in self.places)
 
-    def family_ns(self) -> dict[str, int]:
+    def sum_family_ns(self) -> dict[str, int]:
         """Lost time inside steps by top-level group."""
         out: dict[str, int] = {}
         for loss in self.lost:
@@ -101,7 +101,7 @@ class Truth:
             out[family] = out.get(family, 0) + loss.ns
         return out
 
-    def caused_ns(self) -> dict[int | None, int]:
+    def sum_caused_ns(self) -> dict[int | None, int]:
         """Lost time inside steps by culprit."""
         out: dict[int | None, int] = {}
         for loss in self.lost:
@@ -109,7 +109,7 @@ class Truth:
         return out
 
 
-def write(truth: Truth, folder: Path) -> None:
+def write_truth(truth: Truth, folder: Path) -> None:
     """Write `truth.json` into the folder of a run."""
     document = {"format": "clusterprof-truth", **asdict(truth)}
     for name in ("lost", "outside"):
@@ -119,7 +119,7 @@ def write(truth: Truth, folder: Path) -> None:
     (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def read(folder: Path) -> Truth:
+def read_truth(folder: Path) -> Truth:
     """Read the `truth.json` of a run; ValueError when it is not one."""
     document = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if document.pop("format", "") != "clusterprof-truth" or document["schema"] != SCHEMA:
@@ -130,9 +130,9 @@ def read(folder: Path) -> Truth:
     )
     document["clocks"] = {node: tuple(clock) for node, clock in document["clocks"].items()}
     for name in ("lost", "outside"):
-        document[name] = _rows(document[name])
+        document[name] = _make_rows(document[name])
     return Truth(**document)
 
 
-def _rows(rows: Sequence[Sequence[Any]]) -> tuple[Lost, ...]:
+def _make_rows(rows: Sequence[Sequence[Any]]) -> tuple[Lost, ...]:
     return tuple(Lost(*row) for row in rows)

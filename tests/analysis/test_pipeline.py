@@ -10,15 +10,15 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording, UsageError
 from clusterprof.probe import layout
-from tests.support.recordings import MAIN, SECOND, WORKER, training, write
-from tests.support.report_checks import analysed, check_books, metrics
+from tests.support.recordings import MAIN, SECOND, WORKER, make_training, write_recording
+from tests.support.report_laws import analyze_metrics, analyze_script, check_conservation
 
 # 60 steps of 0.2 s waiting (half reading, half decoding) and 0.3 s computing, from 1 s on
 JOB = [(0.2, 0.3)] * 60
 
 
 def test_half_reading_half_decoding(tmp_path: Path) -> None:
-    report = analysed(training(JOB), tmp_path)
+    report = analyze_script(make_training(JOB), tmp_path)
     [ledger] = report.ranks
     # 60 * 0.5 s in steps, 60 * 0.2 s lost, 1 s before and 1 s after
     assert (ledger.window_ns, ledger.in_step_ns, ledger.lost_ns) == (
@@ -48,7 +48,7 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     assert [(c.rank, c.device, c.resource) for c in first.culprits] == [
         (0, "emulated-0", f"worker pid {WORKER}")
     ]
-    got = metrics(report)
+    got = analyze_metrics(report)
     assert got["gpu.busy_ratio"] == pytest.approx(0.6)
     assert got["lost.ratio"] == pytest.approx(0.4)
     assert got["stall.storage_ratio"] == pytest.approx(0.2)
@@ -65,24 +65,28 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
 
 
 def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
-    report = analysed(training(JOB, hidden=True), tmp_path)
+    report = analyze_script(make_training(JOB, hidden=True), tmp_path)
     assert report.lost_ns == 0
     assert [finding.cause.id for finding in report.findings] == ["startup"]
-    assert metrics(report)["data_wait.ratio"] == pytest.approx(0.4)  # the host waited all the same
+    assert analyze_metrics(report)["data_wait.ratio"] == pytest.approx(
+        0.4
+    )  # the host waited all the same
 
 
 def test_noise_is_in_the_ledger_and_no_finding(tmp_path: Path) -> None:
     # one wait of 0.1 s in 50 steps of 0.5 s: 0.4 % of the steps, below 1 %
-    report = analysed(training([(0.0, 0.5)] * 25 + [(0.1, 0.5)] + [(0.0, 0.5)] * 24), tmp_path)
+    report = analyze_script(
+        make_training([(0.0, 0.5)] * 25 + [(0.1, 0.5)] + [(0.0, 0.5)] * 24), tmp_path
+    )
     assert report.lost_ns == SECOND // 10
     assert dict(report.ranks[0].buckets)["storage-local"] == SECOND // 20
     assert [finding.cause.id for finding in report.findings] == ["startup"]
 
 
 def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.busy = None
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert report.ranks[0].source == "host-spans"
     assert report.lost_ns == 12 * SECOND
     in_steps = [finding for finding in report.findings if not finding.outside_steps]
@@ -97,51 +101,51 @@ def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path)
 
 
 def test_a_few_measured_waits_make_no_measurement_of_the_rest(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.busy = None
     _, start, end, *_ = script.main_spans[0]
     script.main_spans.append((layout.EXPOSED, start, end, 1, SECOND // 100))
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert report.ranks[0].source == "host-spans"
     assert any("upper bound" in note for note in report.notes)
 
 
 def test_a_device_that_never_answered_leaves_the_upper_bound(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.unread = range(10_000)
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert (report.ranks[0].source, report.ranks[0].device) == ("host-spans", "")
     assert report.lost_ns == 12 * SECOND
 
 
 def test_ranks_that_wait_for_each_other_get_no_promise(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.variables = {"RANK": "0", "WORLD_SIZE": "2"}
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert [finding.recoverable_ns for finding in report.findings] == [None, None, None]
 
 
 def test_a_checkpoint_is_a_checkpoint_whatever_it_waits_for(tmp_path: Path) -> None:
-    script = training([(0.0, 1.0)] * 10)
+    script = make_training([(0.0, 1.0)] * 10)
     # a save from 3.2 to 3.7 s, the device idle meanwhile, the main thread blocked on the disk
     script.main_spans.append((layout.CHECKPOINT, 3.2, 3.7, 1 << 20))
     script.busy = [(1, 3.2), (3.7, 11)]
     script.main = "U3.2 D0.5 U7.3"
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert report.ranks[0].buckets == (("checkpoint", SECOND // 2), ("unattributed", 0))
 
 
 def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
     # the main thread sleeps while its worker decodes (or reads) for the first 0.2 s of each step
     for letter, family in (("U", "cpu"), ("D", "storage")):
-        script = training([(2.0, 3.0)] * 6)
+        script = make_training([(2.0, 3.0)] * 6)
         script.main_spans, script.worker_spans = [], []
         script.main = "U1 " + "I2 U3 " * 6
         script.worker = "I1 " + f"{letter}2 I3 " * 6
         folder = tmp_path / family
-        write(script, folder / "node-1")
+        write_recording(script, folder / "node-1")
         report = analyze(folder)
-        check_books(report)
+        check_conservation(report)
         [ledger] = report.ranks
         # first work at 3 s, last at 31 s: 5 waits of 2 s lie between
         assert (ledger.in_step_ns, ledger.lost_ns) == (28 * SECOND, 10 * SECOND)
@@ -151,41 +155,41 @@ def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
             for finding in report.findings
             if not finding.outside_steps
         } == {(family, "C")}
-        got = metrics(report)
+        got = analyze_metrics(report)
         assert got["stall.storage-local_ratio"] is None
         assert got["stall.cpu-preprocess_ratio"] is None
 
 
 def test_without_spans_a_busy_main_thread_leaves_the_cause_open(tmp_path: Path) -> None:
     # the worker decodes all the time, but the main thread computes too: it may be the one
-    script = training([(2.0, 3.0)] * 6)
+    script = make_training([(2.0, 3.0)] * 6)
     script.main_spans, script.worker_spans = [], []
     script.main, script.worker = "U31", "U31"
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     assert report.ranks[0].buckets == (("unattributed", 10 * SECOND),)
     assert report.findings == tuple(finding for finding in report.findings if finding.outside_steps)
 
 
 def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.main_spans, script.worker_spans, script.busy = [], [], None
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     [ledger] = report.ranks
     assert ledger.unmeasured_ns == ledger.window_ns == 32 * SECOND
     assert report.findings == ()
-    assert metrics(report)["coverage.ratio"] == 0.0
-    assert metrics(report)["lost.ratio"] is None
+    assert analyze_metrics(report)["coverage.ratio"] == 0.0
+    assert analyze_metrics(report)["lost.ratio"] is None
 
 
 def test_a_failed_device_sample_loses_nothing_of_an_integral(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.unread = (50, 51, 52, 53, 54)
-    assert analysed(script, tmp_path).lost_ns == 12 * SECOND
+    assert analyze_script(script, tmp_path).lost_ns == 12 * SECOND
 
 
 def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path) -> None:
     limits = {"storage-local": {"blocked_at_least_ratio": 0.9}}
-    report = analysed(training(JOB), tmp_path, limits=limits)
+    report = analyze_script(make_training(JOB), tmp_path, limits=limits)
     assert "storage-local" not in dict(report.ranks[0].buckets)
     assert report.unattributed_reasons == (("blocked-unknown", 6 * SECOND),)
     with pytest.raises(UsageError, match="no cause 'storage-locl'; did you mean 'storage-local'"):
@@ -195,10 +199,10 @@ def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path)
 
 
 def test_a_family_that_could_not_be_looked_into_is_not_zero(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.sampled = False
-    report = analysed(script, tmp_path)
-    got = metrics(report)
+    report = analyze_script(script, tmp_path)
+    got = analyze_metrics(report)
     assert got["stall.storage_ratio"] is None
     assert got["stall.cpu_ratio"] is None
     assert got["stall.checkpoint_ratio"] == 0.0
@@ -211,11 +215,11 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
-    script = training(JOB)
+    script = make_training(JOB)
     script.main_spans = [span for span in script.main_spans if span[2] <= 10.0]
     script.worker_spans = [span for span in script.worker_spans if span[2] <= 10.0]
     script.end = 10.1
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     # steps end at 1.5, 2.0 … 10.0: 18 of them, and 0.1 s after the last
     assert report.ranks[0].steps == 18
     assert report.in_step_ns == 9 * SECOND
@@ -224,10 +228,10 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
 
 def test_nodes_are_distinguished_and_processes_change_nothing(tmp_path: Path) -> None:
     for rank in ("1", "2"):
-        script = dataclasses.replace(training(JOB), variables={"RANK": rank})
-        write(script, tmp_path / f"node-{rank}")
+        script = dataclasses.replace(make_training(JOB), variables={"RANK": rank})
+        write_recording(script, tmp_path / f"node-{rank}")
     report = analyze(tmp_path)
-    check_books(report)
+    check_conservation(report)
     assert len(report.ranks) == len(report.nodes) == 2
     assert report.lost_ns == 24 * SECOND
     assert dataclasses.asdict(analyze(tmp_path, jobs=2)) == dataclasses.asdict(report)

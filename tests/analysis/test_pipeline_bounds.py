@@ -21,7 +21,7 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.recordings import Script, write
+from tests.support.recordings import Script, write_recording
 
 STEPS = 20
 RENDERERS = (Terminal(), Plain(), Markdown(), Html())
@@ -37,7 +37,7 @@ def run_loop(
         script.main_spans.append((layout.STEP, number, number + step_s, number, 2, -1, -1))
         if validates:  # its last fifth
             script.main_spans.append((layout.EVAL, number + 0.8, number + 1.0, 0, 0, 0, 0))
-    return analyze(write(script, folder / "run" / "node").parent)
+    return analyze(write_recording(script, folder / "run" / "node").parent)
 
 
 def lost_ratio(report: Report) -> float:
@@ -101,7 +101,7 @@ def test_without_thread_samples_there_is_no_bound(tmp_path: Path) -> None:
 def test_a_single_step_is_too_little_to_judge_a_job_with_a_device(tmp_path: Path) -> None:
     script = Script(2.0, main="U2", busy=[(0.0, 2.0)])
     script.main_spans.append((layout.STEP, 0.0, 1.9, 0, 2, -1, -1))
-    report = analyze(write(script, tmp_path / "run" / "node").parent)
+    report = analyze(write_recording(script, tmp_path / "run" / "node").parent)
     assert report.too_little_seen == "a single step"
     for text in texts(report):
         assert "Too little was seen to judge the job: a single step." in " ".join(text.split())
@@ -113,7 +113,7 @@ def test_a_few_milliseconds_of_steps_are_too_little(tmp_path: Path) -> None:
     for number in range(4):
         at = 1.0 + number / 100
         script.main_spans.append((layout.STEP, at, at + 0.01, number, 2, -1, -1))
-    report = analyze(write(script, tmp_path / "run" / "node").parent)
+    report = analyze(write_recording(script, tmp_path / "run" / "node").parent)
     assert report.too_little_seen == "only 40.0 ms inside steps"
     assert gate(report, "gpu.busy_ratio >= 99%") == EXIT_GATE_CANNOT_TELL
     assert gate(report, "gpu.busy_ratio >= 50%") != EXIT_GATE_FAILED

@@ -8,8 +8,8 @@ import pytest
 
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.recordings import SECOND, Script, training
-from tests.support.report_checks import analysed
+from tests.support.recordings import SECOND, Script, make_training
+from tests.support.report_laws import analyze_script
 
 # 50 steps of 0.24 s waiting (half blocked, half decoding) and 0.26 s computing, from 1 s on: of
 # 25 s in steps 12 are lost, 6 of them blocked
@@ -19,7 +19,7 @@ DECODING = {"cpu-preprocess": 6.0}
 
 def blocked_on(letter: str, read: int = 0, **signals: float) -> Script:
     """The job with another sleep of its worker; signals by name and growth per second."""
-    script = training(JOB)
+    script = make_training(JOB)
     script.worker = script.worker.replace("D", letter)
     script.worker_spans = [
         (*span[:6], read) if span[0] == layout.FETCH else span for span in script.worker_spans
@@ -99,13 +99,13 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
 )
 def test_what_the_worker_was_blocked_on(letter, signals, expected, tmp_path: Path) -> None:
     read = 1 << 20 if letter == "D" else 0
-    report = analysed(blocked_on(letter, read, **signals), tmp_path)
+    report = analyze_script(blocked_on(letter, read, **signals), tmp_path)
     assert seconds(report) == pytest.approx({**DECODING, **expected}, abs=0.15)
 
 
 def within_steps(main: str, *spans: tuple) -> Script:
     """60 steps of 0.5 s without waits, in each of which the device stands still for 0.2 s."""
-    script = training([(0.0, 0.5)] * 60)
+    script = make_training([(0.0, 0.5)] * 60)
     script.main_spans = [span for span in script.main_spans if span[0] == layout.STEP]
     script.worker_spans, script.worker = [], ""
     script.busy = [(1 + 0.5 * i + 0.2, 1.5 + 0.5 * i) for i in range(60)]
@@ -132,6 +132,6 @@ def within_steps(main: str, *spans: tuple) -> Script:
     ],
 )
 def test_what_the_main_thread_did_within_steps(main, spans, expected, tmp_path: Path) -> None:
-    report = analysed(within_steps(main, *spans), tmp_path)
+    report = analyze_script(within_steps(main, *spans), tmp_path)
     by_key = {id_: s for id_, s in seconds(report).items() if s >= 0.5}
     assert by_key == pytest.approx(expected, abs=0.5)

@@ -15,20 +15,20 @@ from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.trace.schema import Clock
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import header
-from tests.support.random_jobs import LIMITS, SLOW, books, law, scripts
-from tests.support.recordings import MAIN, Script, seconds, training
+from tests.support.builders import make_header
+from tests.support.random_jobs import LIMITS, SLOW, analyze_script, check_conservation, draw_scripts
+from tests.support.recordings import MAIN, Script, iterate_seconds, make_training
 
 
 @SLOW
-@given(scripts(), st.sampled_from([400, 900, 2_000, 7_000]))
+@given(draw_scripts(), st.sampled_from([400, 900, 2_000, 7_000]))
 def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -> None:
-    whole = books(script, 10**15)
-    cut = books(script, chunk_ms * 1_000_000)
+    whole = analyze_script(script, 10**15)
+    cut = analyze_script(script, chunk_ms * 1_000_000)
     assert len(whole) == 1
     for first, other in zip(whole, cut, strict=True):
-        law(first)
-        law(other)
+        check_conservation(first)
+        check_conservation(other)
         assert dataclasses.replace(first.ledger, buckets=()) == dataclasses.replace(
             other.ledger, buckets=()
         )
@@ -40,7 +40,7 @@ def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -
 
 def written(records: list, folder: Path) -> list[RankResult]:
     now = [0]
-    plain = header()
+    plain = make_header()
     device = {"id": "emulated-0", "emulated": True, "pid": MAIN}
     head = dataclasses.replace(plain, node={**plain.node, "key": folder.name}, devices=[device])
     writer = RecordingWriter(folder, head, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
@@ -53,7 +53,7 @@ def written(records: list, folder: Path) -> list[RankResult]:
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_repeated_and_reordered_records_change_nothing(tmp_path: Path, again: int) -> None:
-    batches = list(seconds(training([(0.2, 0.3)] * 20)))
+    batches = list(iterate_seconds(make_training([(0.2, 0.3)] * 20)))
     plain = written(batches, tmp_path / "plain")
     mixed = [batch for i in range(0, len(batches), 3) for batch in batches[i : i + 3][::-1]]
     twice = [batch for batch in mixed for _ in range(again)]
@@ -84,9 +84,9 @@ def test_less_sight_moves_time_up_or_to_unattributed_never_sideways(
     blinded: Callable[[Script], Script], wait: float
 ) -> None:
     steps = [(wait, 0.3)] * 8 + [(wait, 0.9)] * 8
-    [full] = books(training(steps), 10**15)
-    [less] = books(blinded(training(steps)), 10**15)
-    law(less)
+    [full] = analyze_script(make_training(steps), 10**15)
+    [less] = analyze_script(blinded(make_training(steps)), 10**15)
+    check_conservation(less)
     before, after = dict(full.ledger.buckets), dict(less.ledger.buckets)
     slack = 0.03 * full.ledger.lost_ns  # samples are ten a second, marks are exact
     for id_ in set(after) - {"unattributed"}:

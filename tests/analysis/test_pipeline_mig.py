@@ -15,7 +15,7 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.recordings import SECOND, _header, seconds, training
+from tests.support.recordings import SECOND, _make_header, iterate_seconds, make_training
 
 SLICE, BY_TORCH = "MIG-a7b7d10d", "GPU-a7b7d10d"
 WHOLE = {"id": "GPU-5c89852c", "index": 0, "pci_bus_id": "00000000:4A:00.0", "tells_busy": False}
@@ -32,12 +32,12 @@ def on_a_slice(record: Record, is_stated: bool) -> list[Record]:
 
 
 def report_of(folder: Path, is_stated: bool) -> Report:
-    script, now = training([(0.2, 0.3)] * 30), [0]
+    script, now = make_training([(0.2, 0.3)] * 30), [0]
     part: dict[str, Any] = {"id": SLICE, "uuid": BY_TORCH, "index": 1, "parent": WHOLE["id"]}
     devices = [WHOLE, part if is_stated else {**part, "tells_busy": False}]
-    head = replace(_header(script, folder.name), devices=devices)
+    head = replace(_make_header(script, folder.name), devices=devices)
     writer = RecordingWriter(folder, head, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
-    for second, records in enumerate(seconds(script)):
+    for second, records in enumerate(iterate_seconds(script)):
         now[0] = second * SECOND
         if second == 7:
             records.append(Event(now[0], "gpu-xid", XID))

@@ -17,8 +17,15 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, RankOperations, read_block
 from clusterprof.report.model import Report
-from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
-from tests.support.recordings import SECOND, write
+from tests.support.recordings import SECOND, write_recording
+from tests.support.reduced_recordings import (
+    POWER,
+    SM,
+    Step,
+    make_cluster,
+    record_and_analyze,
+    remove_signals,
+)
 
 N = 30
 PLAIN, READS, DECODES, SLOW = Step(), Step(read=0.2), Step(decode=0.2), Step(compute=0.5)
@@ -41,8 +48,8 @@ def blamed(report: Report) -> dict[str, list[int | None]]:
 
 
 def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path: Path) -> None:
-    job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N)
-    report = recorded(without(job, "collectives"), tmp_path)
+    job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N)
+    report = record_and_analyze(remove_signals(job, "collectives"), tmp_path)
     # 0.2 s of 30 steps, and the 0.1 s in which all sleep: what moves then was not seen.
     for rank in (0, 1, 2):
         assert seconds_of(report, rank) == {"storage-local": 6.0, "unattributed": 3.0}
@@ -54,7 +61,9 @@ def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path
 
 
 def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path: Path) -> None:
-    report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "collectives"), tmp_path)
+    report = record_and_analyze(
+        remove_signals(make_cluster([PLAIN] * N, [SLOW] * N), "collectives"), tmp_path
+    )
     seconds = seconds_of(report, 0)
     # 6 s, but of the first step nobody knows who began it first: 5.8, of which one step's wait of
     # 0.2 s may be taken for work that only varies.
@@ -68,8 +77,8 @@ def test_two_late_ranks_share_the_blame_step_by_step(tmp_path: Path) -> None:
     # Rank 0 reads in odd steps, rank 1 decodes in even ones.
     first = [READS if k % 2 else PLAIN for k in range(N)]
     second = [PLAIN if k % 2 else DECODES for k in range(N)]
-    job = cluster(first, second, [PLAIN] * N)
-    report = recorded(without(job, "collectives"), tmp_path)
+    job = make_cluster(first, second, [PLAIN] * N)
+    report = record_and_analyze(remove_signals(job, "collectives"), tmp_path)
     result = blamed(report)
     assert (result["storage-local"], result["cpu-preprocess"]) == ([0], [1])
     assert seconds_of(report, 2)["storage-local"] == pytest.approx(3.0, abs=0.15)
@@ -78,19 +87,19 @@ def test_two_late_ranks_share_the_blame_step_by_step(tmp_path: Path) -> None:
 
 def test_ranks_that_are_not_synchronous_are_not_blamed(tmp_path: Path) -> None:
     # Each rank alone: its steps are 0.4 s, and 0.6 s. Nobody waits for anybody.
-    [first], [second] = cluster([PLAIN] * N), cluster([READS] * N)
+    [first], [second] = make_cluster([PLAIN] * N), make_cluster([READS] * N)
     second.variables = {**first.variables, "RANK": "1"}
     for script in (first, second):
         script.variables["WORLD_SIZE"] = "2"
-    report = recorded(without([first, second], "collectives"), tmp_path)
+    report = record_and_analyze(remove_signals([first, second], "collectives"), tmp_path)
     assert seconds_of(report, 1) == {"storage-local": 6.0, "unattributed": 3.0}
     assert dict(report.unattributed_reasons) == {"asleep": 6 * SECOND}
     assert any("do not end together" in note for note in report.notes)
 
 
 def test_a_rank_alone_does_not_guess_for_whom_it_slept(tmp_path: Path) -> None:
-    job = without(cluster([PLAIN] * N, [READS] * N), "collectives")[:1]
-    report = recorded(job, tmp_path)
+    job = remove_signals(make_cluster([PLAIN] * N, [READS] * N), "collectives")[:1]
+    report = record_and_analyze(job, tmp_path)
     # The first step too: who sleeps there may wait for another that starts.
     assert seconds_of(report, 0) == {"unattributed": 9.0}
     assert dict(report.unattributed_reasons) == {"asleep": 9 * SECOND}
@@ -99,15 +108,15 @@ def test_a_rank_alone_does_not_guess_for_whom_it_slept(tmp_path: Path) -> None:
 def test_a_rank_alone_whose_device_spins_waits_for_one_that_was_not_recorded(
     tmp_path: Path,
 ) -> None:
-    job = without(cluster([PLAIN] * N, [READS] * N, on_device=True), "collectives")[:1]
-    report = recorded(job, tmp_path)
+    job = remove_signals(make_cluster([PLAIN] * N, [READS] * N, on_device=True), "collectives")[:1]
+    report = record_and_analyze(job, tmp_path)
     assert seconds_of(report, 0)["synchronization"] == pytest.approx(9.0, abs=0.5)
     assert blamed(report) == {"synchronization": []}
 
 
 def test_without_threads_sleep_cannot_be_distinguished_from_anything(tmp_path: Path) -> None:
-    job = cluster([PLAIN] * N, [READS] * N)
-    report = recorded(without(job, "collectives", "threads"), tmp_path)
+    job = make_cluster([PLAIN] * N, [READS] * N)
+    report = record_and_analyze(remove_signals(job, "collectives", "threads"), tmp_path)
     assert seconds_of(report, 0) == {"startup": 0.3, "unattributed": 8.7}
     assert "asleep" not in dict(report.unattributed_reasons)
 
@@ -117,9 +126,9 @@ def test_without_threads_sleep_cannot_be_distinguished_from_anything(tmp_path: P
 
 @pytest.mark.parametrize("gauge", [SM, POWER])
 def test_a_device_that_spins_is_waiting(tmp_path: Path, gauge: str) -> None:
-    job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
+    job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
     other = POWER if gauge == SM else SM
-    report = recorded(without(job, "collectives", other), tmp_path)
+    report = record_and_analyze(remove_signals(job, "collectives", other), tmp_path)
     # of 0.3 and 0.1 s in each of 30 steps
     for rank in (0, 2):
         assert seconds_of(report, rank)["storage-local"] == pytest.approx(6.0, abs=0.1)
@@ -130,26 +139,28 @@ def test_a_device_that_spins_is_waiting(tmp_path: Path, gauge: str) -> None:
 
 
 def test_with_neither_activity_nor_power_a_busy_device_counts_as_busy(tmp_path: Path) -> None:
-    job = cluster([PLAIN] * N, [READS] * N, on_device=True)
-    report = recorded(without(job, "collectives", SM, POWER), tmp_path)
+    job = make_cluster([PLAIN] * N, [READS] * N, on_device=True)
+    report = record_and_analyze(remove_signals(job, "collectives", SM, POWER), tmp_path)
     assert report.ranks[0].lost_ns == 0
     assert seconds_of(report, 1) == {"storage-local": 6.0}
 
 
 def test_a_device_that_is_half_filled_all_the_time_does_not_spin(tmp_path: Path) -> None:
-    job = without(cluster([PLAIN] * N, [PLAIN] * N, on_device=True), "collectives", POWER)
+    job = remove_signals(
+        make_cluster([PLAIN] * N, [PLAIN] * N, on_device=True), "collectives", POWER
+    )
     for script in job:  # forward at 0.9, the rest of the step at 0.45: kernels, only smaller ones
         script.gauges[SM] = [
             (start, end, 0.45 if value < 0.1 else value) for start, end, value in script.gauges[SM]
         ]
-    report = recorded(job, tmp_path)
+    report = record_and_analyze(job, tmp_path)
     assert report.lost_ns == 0
 
 
 def test_marked_operations_hold_what_the_device_spun(tmp_path: Path) -> None:
     # The host marked its collectives and no event measured them: what it was in is known.
-    job = cluster([PLAIN] * N, [READS] * N, on_device=True)
-    report = recorded(without(job, POWER), tmp_path)
+    job = make_cluster([PLAIN] * N, [READS] * N, on_device=True)
+    report = record_and_analyze(remove_signals(job, POWER), tmp_path)
     assert seconds_of(report, 0)["storage-local"] == pytest.approx(6.0, abs=0.1)
     assert seconds_of(report, 0)["net-transfer"] == pytest.approx(3.0, abs=0.5)
     assert blamed(report)["storage-local"] == [1]
@@ -160,13 +171,13 @@ def test_reading_that_is_hidden_is_no_loss_in_any_mode(
     tmp_path: Path, missing: tuple[str, ...]
 ) -> None:
     # The worker reads all the time and the device computes all the time: nothing waits.
-    job = cluster([PLAIN] * N, [PLAIN] * N, on_device=True)
+    job = make_cluster([PLAIN] * N, [PLAIN] * N, on_device=True)
     for script in job:
         end = script.end - 1.0
         script.worker = f"I1.0 D{end - 1.0}"
         script.busy = [(1.0, end)]
         script.gauges = {SM: [(1.0, end, 0.9)]}
-    report = recorded(without(job, *missing), tmp_path)
+    report = record_and_analyze(remove_signals(job, *missing), tmp_path)
     assert report.lost_ns == 0
     assert blamed(report) == {}
 
@@ -179,8 +190,8 @@ def test_reading_that_is_hidden_is_no_loss_in_any_mode(
 def test_without_marks_the_family_and_the_culprit_are_reported(
     tmp_path: Path, step: Step, family: str, on_device: bool
 ) -> None:
-    job = cluster([PLAIN] * N, [step] * N, [PLAIN] * N, on_device=on_device)
-    report = recorded(without(job, "spans"), tmp_path)
+    job = make_cluster([PLAIN] * N, [step] * N, [PLAIN] * N, on_device=on_device)
+    report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     # 0.2 s a step, of which the first lies before the device's first work; the others learn of it
     # stretch by stretch of 2 s
     assert seconds_of(report, 1)[family] == pytest.approx(5.7, abs=0.2)
@@ -194,7 +205,9 @@ def test_without_marks_the_family_and_the_culprit_are_reported(
 
 
 def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
-    report = recorded(without(cluster([PLAIN] * N, [SLOW] * N), "spans"), tmp_path)
+    report = record_and_analyze(
+        remove_signals(make_cluster([PLAIN] * N, [SLOW] * N), "spans"), tmp_path
+    )
     assert any("steps seem to take 0.6 s (autocorrelation 1.00)" in note for note in report.notes)
     assert 4.5 < seconds_of(report, 0)["synchronization"] <= 6.0
     assert blamed(report) == {"synchronization": [1]}
@@ -202,30 +215,32 @@ def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> N
 
 def test_ranks_that_repeat_at_different_paces_do_not_wait_for_each_other(tmp_path: Path) -> None:
     # 0.5 s and 0.7 s a step, each rank alone
-    [first], [second] = cluster([Step(compute=0.4)] * N), cluster([Step(compute=0.6)] * N)
+    [first], [second] = make_cluster([Step(compute=0.4)] * N), make_cluster([Step(compute=0.6)] * N)
     second.variables = {**first.variables, "RANK": "1"}
     for script in (first, second):
         script.variables["WORLD_SIZE"] = "2"
-    report = recorded(without([first, second], "spans"), tmp_path)
+    report = record_and_analyze(remove_signals([first, second], "spans"), tmp_path)
     assert any("repeat every 0.5 and 0.7 s" in note for note in report.notes)
     assert blamed(report) == {}
 
 
 def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_path: Path) -> None:
-    quiet = recorded(without(cluster([PLAIN] * N, [PLAIN] * N), "spans"), tmp_path / "quiet")
+    quiet = record_and_analyze(
+        remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), "spans"), tmp_path / "quiet"
+    )
     assert [seconds_of(quiet, rank).keys() for rank in (0, 1)] == [{"unattributed"}] * 2
-    job = without(cluster([PLAIN] * N, [PLAIN] * N), "spans")
+    job = remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), "spans")
     for script in job:
         for way in ("transmit", "receive"):
             script.network[f"network.{way}_bytes_total", "eth0"] = 500e6
-    loud = recorded(job, tmp_path / "loud")
+    loud = record_and_analyze(job, tmp_path / "loud")
     assert [seconds_of(loud, rank)["network"] > 2.0 for rank in (0, 1)] == [True, True]
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans"])
 def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> None:
-    job = without(cluster([PLAIN] * N, [READS] * N, on_device=True), missing)
-    folder = write(job[1], tmp_path / "node-1")
+    job = remove_signals(make_cluster([PLAIN] * N, [READS] * N, on_device=True), missing)
+    folder = write_recording(job[1], tmp_path / "node-1")
     whole, cut = (
         analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
     )
@@ -254,8 +269,8 @@ def _rows_of(steps: RankOperations | None) -> np.ndarray:
 
 
 def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
-    job = cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
-    report = recorded(without(job, "spans", "threads"), tmp_path)
+    job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
+    report = record_and_analyze(remove_signals(job, "spans", "threads"), tmp_path)
     assert {id_ for rank in report.ranks for id_, ns in rank.buckets if ns} <= {
         "network",
         "synchronization",
@@ -269,14 +284,14 @@ def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
 
 
 def test_slowed_devices_need_no_marks(tmp_path: Path) -> None:
-    [script] = without(cluster([PLAIN] * N), "spans", "threads")
+    [script] = remove_signals(make_cluster([PLAIN] * N), "spans", "threads")
     whole = [(0.0, script.end)]
     script.gauges = {
         "gpu.throttle_bits": [(s, e, float(0x8)) for s, e in whole],
         "gpu.sm_clock_hertz": [(s, e, 0.75e9) for s, e in whole],
         "gpu.sm_clock_max_hertz": [(s, e, 1e9) for s, e in whole],
     }
-    report = recorded([script], tmp_path)
+    report = record_and_analyze([script], tmp_path)
     # a quarter of 0.3 s busy in each of 30 steps
     assert seconds_of(report, 0)["device-throttled"] == pytest.approx(2.25, abs=0.05)
     assert seconds_of(report, 0).keys() == {"device-throttled", "unattributed"}
@@ -284,8 +299,8 @@ def test_slowed_devices_need_no_marks(tmp_path: Path) -> None:
 
 def test_a_loader_that_works_ahead_is_not_what_ranks_wait_for(tmp_path: Path) -> None:
     # It reads while the device computes, and rests in the 0.1 s in which that waits for others.
-    job = cluster([PLAIN] * N, [PLAIN] * N)
+    job = make_cluster([PLAIN] * N, [PLAIN] * N)
     for script in job:
         script.worker = "I1.0" + " D0.3 I0.1" * N
-    report = recorded(without(job, "spans"), tmp_path)
+    report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     assert {id_ for rank in report.ranks for id_, ns in rank.buckets if ns} == {"unattributed"}

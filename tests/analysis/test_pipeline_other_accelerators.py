@@ -16,7 +16,14 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Clock, Columns, Event, Record
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.recordings import MAIN, SECOND, Script, _header, seconds, training
+from tests.support.recordings import (
+    MAIN,
+    SECOND,
+    Script,
+    _make_header,
+    iterate_seconds,
+    make_training,
+)
 
 WAITED_S = 6.0
 CORE = "neuron-0-core-1"
@@ -51,9 +58,9 @@ def as_power(record: Record) -> Record:
 
 def report_of(folder: Path, script: Script, devices: list[dict[str, Any]], made: Any) -> Report:
     now = [0]
-    head = replace(_header(script, folder.name), devices=devices)
+    head = replace(_make_header(script, folder.name), devices=devices)
     writer = RecordingWriter(folder, head, lambda: Clock(now[0], now[0], now[0]), keep_free_bytes=0)
-    for second, records in enumerate(seconds(script)):
+    for second, records in enumerate(iterate_seconds(script)):
         now[0] = second * SECOND
         if second == 1:
             owner = {"collector": "gpu_neuron", "device": CORE, "pid": MAIN}
@@ -70,7 +77,7 @@ def lost_s(report: Report) -> float:
 def test_a_core_read_once_a_second_measures_what_was_lost(tmp_path: Path) -> None:
     # The process has one core of two, and not the one that local ranks would give it.
     devices = [{"id": "neuron-0-core-0"}, {"id": CORE}]
-    report = report_of(tmp_path / "node", training([(0.2, 0.3)] * 30), devices, once_a_second)
+    report = report_of(tmp_path / "node", make_training([(0.2, 0.3)] * 30), devices, once_a_second)
     ledger = report.ranks[0]
     assert (ledger.device, ledger.source, ledger.unmeasured_ns) == (CORE, "device-samples", 0)
     assert lost_s(report) == pytest.approx(WAITED_S, abs=0.1)
@@ -80,13 +87,13 @@ def test_a_core_read_once_a_second_measures_what_was_lost(tmp_path: Path) -> Non
 
 def test_a_wait_that_the_device_worked_through_is_seen_at_that_grain(tmp_path: Path) -> None:
     devices = [{"id": "neuron-0-core-0"}, {"id": CORE}]
-    hidden = training([(0.2, 0.3)] * 30, hidden=True)
+    hidden = make_training([(0.2, 0.3)] * 30, hidden=True)
     report = report_of(tmp_path / "node", hidden, devices, once_a_second)
     assert lost_s(report) == pytest.approx(0.0, abs=0.1)
 
 
 def test_a_device_that_never_says_it_is_busy_leaves_an_upper_bound(tmp_path: Path) -> None:
-    report = report_of(tmp_path / "node", training([(0.2, 0.3)] * 30), [GAUDI], as_power)
+    report = report_of(tmp_path / "node", make_training([(0.2, 0.3)] * 30), [GAUDI], as_power)
     ledger = report.ranks[0]
     assert (ledger.device, ledger.source, ledger.unmeasured_ns) == ("", "host-spans", 0)
     assert lost_s(report) == pytest.approx(WAITED_S, abs=0.01)

@@ -9,8 +9,8 @@ import pytest
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.probe import layout
 from clusterprof.report.model import Finding, Report
-from tests.support.recordings import MAIN, SECOND, Script, training
-from tests.support.report_checks import analysed
+from tests.support.recordings import MAIN, SECOND, Script, make_training
+from tests.support.report_laws import analyze_script
 
 STEP_S, STEPS = 0.3, 60
 WORKERS, FETCH_S, COMPUTE_S, EPOCH_STEPS = 2, 1.6, 0.3, 15
@@ -57,7 +57,7 @@ def test_what_the_host_does_without_a_mark_is_evaluation_or_logging(
 
     Without a device, a thread that computes loses nothing that can be known.
     """
-    report = analysed(plain_loop(dict.fromkeys(range(5, STEPS, 10), pause), device), tmp_path)
+    report = analyze_script(plain_loop(dict.fromkeys(range(5, STEPS, 10), pause), device), tmp_path)
     assert lost_seconds(report) == {"eval-host": pytest.approx(6 * float(pause[1:]), abs=0.3)}
     assert report.findings[0].cause.id == "eval-host"
 
@@ -101,7 +101,7 @@ def loader_of(epochs: int) -> Script:
 
 @pytest.mark.parametrize("epochs", [1, 2, 4])
 def test_workers_of_finished_epochs_change_no_verdict(epochs: int, tmp_path: Path) -> None:
-    report = analysed(loader_of(epochs), tmp_path)
+    report = analyze_script(loader_of(epochs), tmp_path)
     lost = lost_seconds(report)
     preparing = named(report, "cpu-preprocess")
     assert report.findings[0] is preparing
@@ -116,13 +116,13 @@ def test_workers_of_finished_epochs_change_no_verdict(epochs: int, tmp_path: Pat
 
 def test_contention_names_the_process_that_takes_the_cpus(tmp_path: Path) -> None:
     """The main thread waits for a CPU for 0.2 s of each step of 0.5 s; another child computes."""
-    script = training([(0.0, 0.5)] * STEPS)
+    script = make_training([(0.0, 0.5)] * STEPS)
     script.main_spans = [span for span in script.main_spans if span[0] == layout.STEP]
     script.worker_spans, script.worker = [], "I1"
     script.busy = [(1.2 + 0.5 * number, 1.5 + 0.5 * number) for number in range(STEPS)]
     script.main = "U1 " + " ".join(["R0.2 U0.3"] * STEPS)
     script.others[4711] = (0.0, f"U{script.end}", [])
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     contention = report.findings[0]
     assert contention.cause.id == "cpu-contention"
     (advice,) = (item for item in contention.advice if item.id == "find-the-neighbour")
@@ -133,10 +133,10 @@ def test_contention_names_the_process_that_takes_the_cpus(tmp_path: Path) -> Non
 
 def test_a_cold_cache_says_what_a_cache_saves_and_what_the_disk_gives(tmp_path: Path) -> None:
     """Of 2 MiB a second that the worker reads, 384 pages of 4 KiB, three quarters, are refaults."""
-    script = training([(0.24, 0.26)] * 50)
+    script = make_training([(0.24, 0.26)] * 50)
     script.network["disk.read_bytes_total", "vda"] = 2 << 20
     script.network["memory.refaults_total", ""] = 384
-    report = analysed(script, tmp_path)
+    report = analyze_script(script, tmp_path)
     evidence = {item.name: item for item in named(report, "storage-cold-cache").evidence}
     assert evidence["memory.refaulted_ratio"].value == pytest.approx(0.75, abs=0.01)
     assert evidence["disk.read_bytes_per_second"].value == pytest.approx(2 << 20, rel=0.05)

@@ -11,13 +11,13 @@ from pathlib import Path
 from clusterprof.analysis.node.selection import Progress
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.analysis.spill import measure_size_bytes
-from tests.support.recordings import write
-from tests.support.waiting_jobs import job
+from tests.support.recordings import write_recording
+from tests.support.waiting_jobs import make_scripts
 
 
 def two_nodes(folder: Path) -> list[int]:
-    for number, script in enumerate(job((0.4, 0.5), (0.0, 0.5), steps=20)):
-        write(script, folder / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.4, 0.5), (0.0, 0.5), steps=20)):
+        write_recording(script, folder / f"node-{number}")
     return [measure_size_bytes([folder / f"node-{number}"]) for number in (0, 1)]
 
 

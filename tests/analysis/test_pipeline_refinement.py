@@ -13,8 +13,15 @@ import pytest
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
 from tests.support.recordings import Script
+from tests.support.reduced_recordings import (
+    POWER,
+    SM,
+    Step,
+    make_cluster,
+    record_and_analyze,
+    remove_signals,
+)
 
 N = 20
 PLAIN, MIXED, SLOW = Step(), Step(read=0.1, decode=0.1), Step(compute=0.4)
@@ -28,7 +35,7 @@ def job(on_device: bool) -> list[Script]:
     def steps(usual: Step) -> list[Step]:
         return [SAVES if number % 5 == 4 else usual for number in range(N)]
 
-    scripts = cluster(steps(PLAIN), steps(MIXED), steps(SLOW), on_device=on_device)
+    scripts = make_cluster(steps(PLAIN), steps(MIXED), steps(SLOW), on_device=on_device)
     for script in scripts:
         script.network = {
             ("network.receive_bytes_total", "eth0"): 5e6,
@@ -89,7 +96,7 @@ def check(before: Report, after: Report) -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["on the host", "on the device"])
 def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
-    return request.param, recorded(job(request.param), tmp_path_factory.mktemp("full"))
+    return request.param, record_and_analyze(job(request.param), tmp_path_factory.mktemp("full"))
 
 
 @pytest.mark.parametrize("missing", [*KINDS, *SIGNALS, *GROUPS])
@@ -101,5 +108,5 @@ def test_less_sight_never_moves_time_sideways(full: tuple, missing: str, tmp_pat
     elif missing in SIGNALS:
         scripts = without_signal(scripts, missing)
     else:
-        scripts = without(scripts, missing)
-    check(before, recorded(scripts, tmp_path))
+        scripts = remove_signals(scripts, missing)
+    check(before, record_and_analyze(scripts, tmp_path))

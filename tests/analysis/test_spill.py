@@ -29,8 +29,8 @@ from clusterprof.analysis.spill import (
     split_location,
 )
 from clusterprof.report.model import Report
-from tests.support.recordings import write
-from tests.support.waiting_jobs import job, seconds_of
+from tests.support.recordings import write_recording
+from tests.support.waiting_jobs import make_scripts, sum_rank_seconds
 
 ANALYSE = """
 import resource
@@ -51,8 +51,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for number, script in enumerate(job((0.0, 0.3), (0.2, 0.3))):
-        write(script, tmp_path / "run" / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.0, 0.3), (0.2, 0.3))):
+        write_recording(script, tmp_path / "run" / f"node-{number}")
     return tmp_path / "run"
 
 
@@ -68,7 +68,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def sums(report: Report) -> list[dict[str, float]]:
-    return [seconds_of(report, rank) for rank in range(len(report.ranks))]
+    return [sum_rank_seconds(report, rank) for rank in range(len(report.ranks))]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.commands import TESTS, environment, with_report
+from tests.support.commands import TESTS, make_environment, run_with_report
 
 
 def test_the_page_goes_into_a_file(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    done = with_report("analyze", "storage", "--format", "html", "-o", str(file))
+    done = run_with_report("analyze", "storage", "--format", "html", "-o", str(file))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     page = file.read_bytes()
     assert page.startswith(b"<!doctype html>\n<html lang=") and page.endswith(b"</html>\n")
@@ -25,7 +25,7 @@ def test_a_terminal_is_no_place_for_it(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "clusterprof", "analyze", str(tmp_path), "--format", "html"],
             cwd=TESTS.parent,
-            env=environment(),
+            env=make_environment(),
             stdout=theirs,
             stderr=subprocess.PIPE,
             encoding="utf-8",

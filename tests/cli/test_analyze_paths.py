@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import command
-from tests.support.recordings import training, write
+from tests.support.commands import run_command
+from tests.support.recordings import make_training, write_recording
 
 JOB = [(0.2, 0.3)] * 30
 
@@ -18,12 +18,12 @@ JOB = [(0.2, 0.3)] * 30
 def hosts(tmp_path: Path) -> Path:
     """Two nodes on their own disks."""
     for name in ("node-1", "node-2"):
-        write(training(JOB), tmp_path / f"host{name[-1]}" / name)
+        write_recording(make_training(JOB), tmp_path / f"host{name[-1]}" / name)
     return tmp_path
 
 
 def test_nodes_kept_apart_are_one_report(hosts: Path) -> None:
-    done = command("analyze", "host1", "host2", "--json", cwd=hosts)
+    done = run_command("analyze", "host1", "host2", "--json", cwd=hosts)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["title"] == "host[1-2]"
@@ -31,13 +31,13 @@ def test_nodes_kept_apart_are_one_report(hosts: Path) -> None:
     together = hosts / "together"
     for name in ("host1", "host2"):
         shutil.copytree(hosts / name, together, dirs_exist_ok=True)
-    whole = json.loads(command("analyze", "together", "--json", cwd=hosts).stdout)
+    whole = json.loads(run_command("analyze", "together", "--json", cwd=hosts).stdout)
     assert whole | {"title": ""} == document | {"title": ""}
 
 
 def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
     shutil.copytree(hosts / "host1", hosts / "backup")
-    done = command("analyze", "host1", "host2", "backup", "--json", "--strict", cwd=hosts)
+    done = run_command("analyze", "host1", "host2", "backup", "--json", "--strict", cwd=hosts)
     assert done.returncode == 0
     document = json.loads(done.stdout)
     assert len(document["nodes"]) == len(document["ranks"]) == 2
@@ -47,10 +47,12 @@ def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
 
 def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
     (hosts / "host3").mkdir()
-    done = command("analyze", "host1", "host2", "host3", "--format", "plain", "--full", cwd=hosts)
+    done = run_command(
+        "analyze", "host1", "host2", "host3", "--format", "plain", "--full", cwd=hosts
+    )
     assert done.returncode == 0
     assert "  host3, lost: left out: no recording in this folder (no .cpf files)." in done.stdout
-    strict = command("analyze", "host1", "host3", "host2", "--strict", cwd=hosts)
+    strict = run_command("analyze", "host1", "host3", "host2", "--strict", cwd=hosts)
     assert strict.returncode == 6
     assert "1 thing lost" in strict.stderr
 
@@ -58,18 +60,18 @@ def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
 def test_a_path_that_is_missing_is_an_error(hosts: Path) -> None:
     for name in ("analyze", "gate", "dump"):
         rules = ["--assert", "gpu.busy_ratio >= 1%"] if name == "gate" else []
-        done = command(name, "host1", "host9", *rules, cwd=hosts)
+        done = run_command(name, "host1", "host9", *rules, cwd=hosts)
         assert done.returncode == 5 and "Traceback" not in done.stderr
         assert done.stderr.startswith("clusterprof: host9: no such file or directory")
         assert "give the folder that `clusterprof record` wrote" in done.stderr
-    assert command("analyze", "rack*", cwd=hosts).stderr.endswith(
+    assert run_command("analyze", "rack*", cwd=hosts).stderr.endswith(
         "  no file matches this pattern; give the folders of the nodes\n"
     )
 
 
 def test_gate_and_dump_take_several_too(hosts: Path) -> None:
     rule = ("--assert", "step.count == 60")
-    assert command("gate", "host1", "host2", *rule, cwd=hosts).returncode == 0
-    assert command("gate", "host1", *rule, cwd=hosts).returncode == 3
-    last = command("dump", "host1", "host2", cwd=hosts).stdout.splitlines()[-1]
+    assert run_command("gate", "host1", "host2", *rule, cwd=hosts).returncode == 0
+    assert run_command("gate", "host1", *rule, cwd=hosts).returncode == 3
+    last = run_command("dump", "host1", "host2", cwd=hosts).stdout.splitlines()[-1]
     assert json.loads(last)["nodes"] == 2

@@ -15,7 +15,7 @@ from clusterprof.analysis.importers.registry import IMPORTERS
 from clusterprof.cli.analyze import KNOWN_FORMATS
 from clusterprof.errors import EXIT_NO_RECORDING
 from tests.support import small_run
-from tests.support.commands import command, environment
+from tests.support.commands import make_environment, run_command
 
 _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
@@ -23,7 +23,7 @@ _STRANGER = 12345
 
 
 def run_at(folder: Path, age_s: float) -> Path:
-    small_run.write(folder)
+    small_run.write_recordings(folder)
     for segment in folder.glob("*/*.cpf"):
         os.utime(segment, (time.time() - age_s,) * 2)
     return folder
@@ -41,7 +41,7 @@ def run_without_override(*arguments: str, cwd: Path) -> subprocess.CompletedProc
     return subprocess.run(
         words,
         cwd=cwd,
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -67,7 +67,7 @@ def close_to_us(path: Path) -> str:
 def test_a_recording_of_another_user_is_refused_in_three_parts(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    small_run.write(tmp_path / "run")
+    small_run.write_recordings(tmp_path / "run")
     owner = close_to_us(tmp_path / "run")
     mode = (tmp_path / "run").stat().st_mode & 0o7777
     done = run_without_override(*words, "run", cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_a_recording_of_another_user_is_refused_in_three_parts(
 
 
 def test_what_lies_in_a_closed_folder_is_refused_in_three_parts(tmp_path: Path) -> None:
-    small_run.write(tmp_path / "runs" / "a")
+    small_run.write_recordings(tmp_path / "runs" / "a")
     owner = close_to_us(tmp_path / "runs")
     done = run_without_override("analyze", "runs/a", cwd=tmp_path)
     (tmp_path / "runs").chmod(0o700)
@@ -95,7 +95,7 @@ def test_what_lies_in_a_closed_folder_is_refused_in_three_parts(tmp_path: Path) 
 def test_a_folder_of_recordings_lists_them_newest_first(tmp_path: Path) -> None:
     for name, age_s in (("a", 300), ("b", 100), ("c", 200)):
         run_at(tmp_path / "runs" / name, age_s)
-    done = command("analyze", "runs", cwd=tmp_path)
+    done = run_command("analyze", "runs", cwd=tmp_path)
     assert done.returncode == EXIT_NO_RECORDING
     assert done.stderr == (
         "clusterprof: runs: holds 3 recordings of different jobs, newest first: runs/b, runs/c,"
@@ -106,17 +106,17 @@ def test_a_folder_of_recordings_lists_them_newest_first(tmp_path: Path) -> None:
 def test_without_an_argument_the_newest_is_read_and_named(tmp_path: Path) -> None:
     run_at(tmp_path / "clusterprof-out" / "old", 300)
     run_at(tmp_path / "clusterprof-out" / "new", 100)
-    done = command("analyze", "--format", "plain", cwd=tmp_path)
+    done = run_command("analyze", "--format", "plain", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr == (
         "clusterprof: no recording was given: this is the newest, clusterprof-out/new\n"
     )
-    named = command("analyze", "--format", "plain", "clusterprof-out/new", cwd=tmp_path)
+    named = run_command("analyze", "--format", "plain", "clusterprof-out/new", cwd=tmp_path)
     assert (named.stdout, named.stderr) == (done.stdout, "")
 
 
 def test_without_any_recording_it_says_how_to_make_one(tmp_path: Path) -> None:
-    done = command("analyze", cwd=tmp_path)
+    done = run_command("analyze", cwd=tmp_path)
     assert done.returncode == EXIT_NO_RECORDING
     assert done.stderr == (
         "clusterprof: no recording was given, and none is in this folder or in its"
@@ -128,7 +128,7 @@ def test_without_any_recording_it_says_how_to_make_one(tmp_path: Path) -> None:
 def test_other_jobs_inside_a_recording_are_named(tmp_path: Path) -> None:
     run_at(tmp_path / "run", 300)
     run_at(tmp_path / "run" / "run-2", 100)
-    done = command("analyze", "run", "--format", "plain", cwd=tmp_path)
+    done = run_command("analyze", "run", "--format", "plain", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr == (
         "clusterprof: run also holds another job, not shown here; the newest is run/run-2\n"
@@ -137,5 +137,5 @@ def test_other_jobs_inside_a_recording_are_named(tmp_path: Path) -> None:
 
 def test_the_help_lists_every_known_format() -> None:
     assert tuple(importer.title for importer in IMPORTERS) == KNOWN_FORMATS
-    shown = " ".join(command("analyze", "--help").stdout.split())
+    shown = " ".join(run_command("analyze", "--help").stdout.split())
     assert shown.endswith(f"Known formats of other tools: {', '.join(KNOWN_FORMATS)}.")

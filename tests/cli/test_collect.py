@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from clusterprof.cli.app import main
-from tests.support.growing import Growing
-from tests.support.recording_runs import environment, wait_until
-from tests.support.waiting_jobs import measured
+from tests.support.growing_recording import GrowingRecording
+from tests.support.recording_runs import make_environment, wait_until
+from tests.support.waiting_jobs import make_scripts_with_devices
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished recording of two nodes; the second waits for its data in each step."""
-    for number, script in enumerate(measured((0.0, 0.3), (0.4, 0.3))):
-        growing = Growing(script, tmp_path / f"run/node-{number}")
-        growing.until(1000)
+    for number, script in enumerate(make_scripts_with_devices((0.0, 0.3), (0.4, 0.3))):
+        growing = GrowingRecording(script, tmp_path / f"run/node-{number}")
+        growing.write_until(1000)
         growing.stop()
     return tmp_path / "run"
 
@@ -76,11 +76,11 @@ def test_it_ends_with_the_job_or_a_signal_and_leaves_no_file(run: Path, tmp_path
     command = [sys.executable, "-m", "clusterprof", "collect", str(run), "--job", "mine"]
     command += ["--metrics", str(pattern)]
     done = subprocess.run(
-        [*command, "--linger", "0s"], env=environment(), capture_output=True, timeout=60
+        [*command, "--linger", "0s"], env=make_environment(), capture_output=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert not file.exists()
-    lingering = subprocess.Popen([*command, "--linger", "1h"], env=environment())
+    lingering = subprocess.Popen([*command, "--linger", "1h"], env=make_environment())
     wait_until(file.exists, 30)
     os.kill(lingering.pid, signal.SIGTERM)
     assert lingering.wait(30) == 130

@@ -14,31 +14,31 @@ import pytest
 
 from clusterprof import __version__
 from clusterprof.cli.commands import COMMANDS
-from tests.support.commands import command, environment, with_report
+from tests.support.commands import make_environment, run_command, run_with_report
 
 
 def test_version() -> None:
-    done = command("--version")
+    done = run_command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"clusterprof {__version__}\n", "")
 
 
 def test_help_lists_every_command_with_a_whole_sentence() -> None:
-    done = command("--help")
+    done = run_command("--help")
     assert done.returncode == 0
     listed = done.stdout.split("Commands:\n")[1].splitlines()
     assert [line.split()[0] for line in listed] == list(COMMANDS)
-    assert command("-h").stdout == done.stdout
+    assert run_command("-h").stdout == done.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
-    done = command(name, "--help")
+    done = run_command(name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: clusterprof {name} [OPTIONS]")
 
 
 def test_without_a_command_the_help_is_an_error() -> None:
-    done = command()
+    done = run_command()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: clusterprof")
 
@@ -65,7 +65,7 @@ def test_without_a_command_the_help_is_an_error() -> None:
 def test_what_cannot_be_meant_exits_with_2(
     arguments: list[str], message: str, tmp_path: Path
 ) -> None:
-    done = command(*arguments, cwd=tmp_path)
+    done = run_command(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -73,7 +73,7 @@ def test_what_cannot_be_meant_exits_with_2(
 
 
 def test_the_nearest_option_is_named() -> None:
-    assert "--width" in command("analyze", "x", "--widht", "80").stderr
+    assert "--width" in run_command("analyze", "x", "--widht", "80").stderr
 
 
 @pytest.mark.parametrize("name", ["analyze", pytest.param("gate", marks=pytest.mark.long), "dump"])
@@ -87,7 +87,7 @@ def test_no_readable_recording_exits_with_5(name: str, what: str, tmp_path: Path
     if what == "foreign":
         (run / "notes.txt").write_text("not a recording", encoding="utf-8")
     rules = ["--assert", "gpu.busy_ratio >= 1%"] if name == "gate" else []
-    done = command(name, str(run), *rules)
+    done = run_command(name, str(run), *rules)
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr.startswith("clusterprof: ")
     assert "Traceback" not in done.stderr
@@ -96,7 +96,7 @@ def test_no_readable_recording_exits_with_5(name: str, what: str, tmp_path: Path
 @pytest.mark.parametrize("name", ["analyze", "gate"])
 def test_json_is_one_document_even_when_it_fails(name: str, tmp_path: Path) -> None:
     rules = ["--profile", "ci"] if name == "gate" else []
-    done = command(name, str(tmp_path / "missing"), "--json", *rules)
+    done = run_command(name, str(tmp_path / "missing"), "--json", *rules)
     document = json.loads(done.stdout)
     assert done.returncode == 5
     assert document["format"] == "clusterprof-error"
@@ -120,10 +120,10 @@ def test_json_is_one_document_even_when_it_fails(name: str, tmp_path: Path) -> N
     ],
 )
 def test_the_gate_exits_as_it_judges(report: str, rule: str, code: int, first: str) -> None:
-    done = with_report("gate", report, "--assert", rule)
+    done = run_with_report("gate", report, "--assert", rule)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(first)
-    document = json.loads(with_report("gate", report, "--assert", rule, "--json").stdout)
+    document = json.loads(run_with_report("gate", report, "--assert", rule, "--json").stdout)
     assert document["exit_code"] == code
     assert document["rules"][0]["rule"] == rule
 
@@ -132,44 +132,46 @@ def test_gate_options_reach_the_policy() -> None:
     rule = ("--assert", "gpu.busy_ratio >= 10%")
     enough = ("--min-coverage", "0.8", "--min-steps", "90")
     poor = "gate", "damaged-emulated", *rule
-    assert with_report(*poor, *enough).returncode == 4  # the damage is left
-    assert with_report(*poor, "--on-inconclusive", "warn").returncode == 0
-    assert with_report("gate", "clean", *rule, "--min-steps", "1001").returncode == 4
-    assert with_report("gate", "clean", *rule, "--min-steps", "1000").returncode == 0
+    assert run_with_report(*poor, *enough).returncode == 4  # the damage is left
+    assert run_with_report(*poor, "--on-inconclusive", "warn").returncode == 0
+    assert run_with_report("gate", "clean", *rule, "--min-steps", "1001").returncode == 4
+    assert run_with_report("gate", "clean", *rule, "--min-steps", "1000").returncode == 0
 
 
 def test_rules_of_the_profile_and_of_the_command_line_count_together(tmp_path: Path) -> None:
     profile = "limits: {}\ngate:\n  assertions: ['gpu.busy_ratio >= 99%']\n  min_steps: 5\n"
     (tmp_path / "clusterprof.yaml").write_text(profile, encoding="utf-8")
-    assert with_report("gate", "clean", cwd=tmp_path).returncode == 0
-    done = with_report("gate", "clean", "--assert", "stall.storage >= 1%", cwd=tmp_path)
+    assert run_with_report("gate", "clean", cwd=tmp_path).returncode == 0
+    done = run_with_report("gate", "clean", "--assert", "stall.storage >= 1%", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stdout.startswith("gate FAILED: 1 of 2 rules")
     (tmp_path / "clusterprof.yaml").write_text("gate: {assertions: [nonsense]}", encoding="utf-8")
-    done = with_report("gate", "clean", cwd=tmp_path)
+    done = run_with_report("gate", "clean", cwd=tmp_path)
     assert done.returncode == 2
     assert "clusterprof.yaml:1: the rule 'nonsense'" in done.stderr
 
 
 def test_strict_exits_with_6_after_the_report() -> None:
-    relaxed = with_report("analyze", "damaged-emulated")
-    strict = with_report("analyze", "damaged-emulated", "--strict")
+    relaxed = run_with_report("analyze", "damaged-emulated")
+    strict = run_with_report("analyze", "damaged-emulated", "--strict")
     assert (relaxed.returncode, strict.returncode) == (0, 6)
     assert strict.stdout == relaxed.stdout
     assert "123,456 bytes unreadable, 17 spans dropped" in strict.stderr
-    assert with_report("analyze", "clean", "--strict").returncode == 0
+    assert run_with_report("analyze", "clean", "--strict").returncode == 0
 
 
 def test_formats_and_file(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    done = with_report("analyze", "storage", "--json", "-o", str(file))
+    done = run_with_report("analyze", "storage", "--json", "-o", str(file))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    text = with_report("analyze", "storage", "--format", "json").stdout
+    text = run_with_report("analyze", "storage", "--format", "json").stdout
     assert file.read_text(encoding="utf-8") == text
     assert json.loads(text)["format"] == "clusterprof-report"
-    assert with_report("analyze", "storage", "--format", "plain").stdout.startswith("Recording: ")
-    assert with_report("analyze", "storage", "--format", "markdown").stdout.startswith("## ")
-    done = with_report("analyze", "storage", "-o", str(tmp_path / "no" / "file"))
+    assert run_with_report("analyze", "storage", "--format", "plain").stdout.startswith(
+        "Recording: "
+    )
+    assert run_with_report("analyze", "storage", "--format", "markdown").stdout.startswith("## ")
+    done = run_with_report("analyze", "storage", "-o", str(tmp_path / "no" / "file"))
     assert done.returncode == 2
     assert "cannot write" in done.stderr
 
@@ -187,7 +189,7 @@ def test_formats_and_file(tmp_path: Path) -> None:
     ],
 )
 def test_colour(variables: dict[str, str], options: list[str], colored: bool) -> None:
-    done = with_report("analyze", "storage", *options, **({"TERM": "xterm"} | variables))
+    done = run_with_report("analyze", "storage", *options, **({"TERM": "xterm"} | variables))
     assert ("\x1b[" in done.stdout) == colored
     assert done.returncode == 0
 
@@ -195,22 +197,22 @@ def test_colour(variables: dict[str, str], options: list[str], colored: bool) ->
 def test_a_price_in_the_profile_reaches_the_report(tmp_path: Path) -> None:
     text = "facts: {gpu_price_per_hour: 36, currency: EUR}"
     (tmp_path / "p.yaml").write_text(text, encoding="utf-8")
-    done = with_report("analyze", "storage", "--profile", "p.yaml", cwd=tmp_path)
+    done = run_with_report("analyze", "storage", "--profile", "p.yaml", cwd=tmp_path)
     assert "That is about 2.26 EUR at 36.00 EUR per GPU-hour." in " ".join(done.stdout.split())
 
 
 def test_a_stdout_without_our_letters_gets_others() -> None:
-    done = with_report("analyze", "storage", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    done = run_with_report("analyze", "storage", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0
     assert " Lost           39.0 %" in done.stdout and done.stdout.isascii()
 
 
 @pytest.mark.parametrize("topic", ["where", "flame-graph", "life", "WHERE"])
 def test_parts_of_a_report_are_explained(topic: str) -> None:
-    done = command("explain", topic)
+    done = run_command("explain", topic)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"# {topic.lower()}: the ")
-    listed = command("explain").stdout
+    listed = run_command("explain").stdout
     assert f"  {topic.lower():<21} the " in listed.split("parts of a report:\n")[1]
 
 
@@ -220,7 +222,7 @@ def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
     os.close(read_end)
     done = subprocess.run(
         [sys.executable, "-m", "clusterprof", *arguments],
-        env=environment(),
+        env=make_environment(),
         stdout=write_end,
         stderr=subprocess.PIPE,
         text=True,
@@ -241,7 +243,7 @@ def test_head_gets_its_line_and_we_exit_with_1() -> None:
     )
     writer = subprocess.Popen(
         [sys.executable, "-c", code],
-        env=environment(),
+        env=make_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -268,7 +270,7 @@ def test_an_interrupt_exits_with_130() -> None:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
-        env=environment(),
+        env=make_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -294,7 +296,7 @@ def test_the_recording_half_never_loads_the_analysis() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -316,7 +318,7 @@ def test_a_crash_shows_where_and_no_secrets() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         timeout=60,

@@ -12,16 +12,16 @@ import pytest
 from clusterprof.agent.collectors.gpu.nvml_counters import GPM_OFF
 from clusterprof.agent.collectors.registry import select_collectors
 from clusterprof.agent.linux.files import Roots
-from tests.support.commands import command
+from tests.support.commands import run_command
 from tests.support.nvml.healthy import NO_PERIOD
-from tests.support.nvml.simulated import Scenario, build, environment, uuid
+from tests.support.nvml.simulated import Scenario, build_library, make_environment, make_uuid
 
 NAMES = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
 OTHERS = ["spans", "fabric", "host"]
 
 
 def looks(**changes: str) -> dict[str, dict[str, object]]:
-    done = command("doctor", "--json", **changes)
+    done = run_command("doctor", "--json", **changes)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["format"], document["schema_version"]) == ("clusterprof-doctor", 1)
@@ -53,7 +53,7 @@ def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
 
 def test_the_table_has_a_line_for_every_source_of_this_node_and_counts() -> None:
     away = {name: look["elsewhere"] for name, look in looks().items() if look["elsewhere"]}
-    done = command("doctor", COLUMNS="80")
+    done = run_command("doctor", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     headline, _, *lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -69,7 +69,7 @@ def test_the_table_has_a_line_for_every_source_of_this_node_and_counts() -> None
 @pytest.fixture
 def gpus(tmp_path: Path) -> tuple[Scenario, dict[str, str]]:
     scenario = Scenario(tmp_path / "scenario", devices=2)
-    made = environment(build(tmp_path / "lib"), scenario)
+    made = make_environment(build_library(tmp_path / "lib"), scenario)
     return scenario, {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
 
 
@@ -78,7 +78,7 @@ def test_gpus_are_looked_at_through_the_helper(gpus: tuple[Scenario, dict[str, s
     scenario.write()
     look = looks(**changes)["gpu_nvidia"]
     assert look["status"] == "available"
-    assert f"of {uuid(0)}, {uuid(1)}" in str(look["found"])
+    assert f"of {make_uuid(0)}, {make_uuid(1)}" in str(look["found"])
 
 
 @pytest.mark.parametrize("trouble", ["* Init hang", "* Init segv"])
@@ -105,13 +105,13 @@ def test_a_value_that_is_missing_is_named_with_its_reason(
 
 def test_a_profiles_values_and_where_each_came_from(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: ci\ngate:\n  min_steps: 7\n")
-    done = command("doctor", "--profile", "mine.yaml", "--json", cwd=tmp_path)
+    done = run_command("doctor", "--profile", "mine.yaml", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     values = json.loads(done.stdout)["values"]
     assert values["gate.min_steps"] == {"value": 7, "origin": "mine.yaml:3"}
     assert values["gate.min_coverage_ratio"]["origin"].startswith("profiles/ci.yaml:")
     assert values["recording.max_bytes"]["origin"].startswith("profiles/default.yaml:")
-    plain = command("doctor", "--profile", "mine.yaml", cwd=tmp_path).stdout.splitlines()
+    plain = run_command("doctor", "--profile", "mine.yaml", cwd=tmp_path).stdout.splitlines()
     assert plain[0] == "profile mine.yaml"
     assert [line.split() for line in plain if line.startswith("gate.min_steps")] == [
         ["gate.min_steps", "7", "(mine.yaml:3)"]
@@ -119,19 +119,24 @@ def test_a_profiles_values_and_where_each_came_from(tmp_path: Path) -> None:
 
 
 def test_an_unknown_profile_names_the_nearest() -> None:
-    done = command("doctor", "--profile", "cii")
+    done = run_command("doctor", "--profile", "cii")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'ci'?" in done.stderr
-    as_json = command("doctor", "--profile", "cii", "--json")
+    as_json = run_command("doctor", "--profile", "cii", "--json")
     assert json.loads(as_json.stdout)["exit_code"] == 2
 
 
 def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, str]]) -> None:
     scenario, changes = gpus
     scenario.write()
-    ranks = {"RANK": "5", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "CUDA_VISIBLE_DEVICES": uuid(1)}
+    ranks = {
+        "RANK": "5",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "8",
+        "CUDA_VISIBLE_DEVICES": make_uuid(1),
+    }
     ranks["TORCHELASTIC_RUN_ID"] = f"doctor-{os.getpid()}"  # no other ranks here are of this job
-    done = command("doctor", "--job", "--json", "--path", "tests", **changes, **ranks)
+    done = run_command("doctor", "--job", "--json", "--path", "tests", **changes, **ranks)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["format"], document["schema_version"]) == ("clusterprof-doctor-job", 1)
@@ -150,10 +155,10 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
         "collectors",
     }
     (here,) = [process for process in document["processes"] if process["here"]]
-    assert (here["rank"], here["chosen"]["CUDA_VISIBLE_DEVICES"]) == (5, uuid(1))
+    assert (here["rank"], here["chosen"]["CUDA_VISIBLE_DEVICES"]) == (5, make_uuid(1))
     by_key = {device["id"]: device for device in document["devices"]}
-    assert (by_key[uuid(0)]["visible"], by_key[uuid(0)]["users"]) == (False, [])
-    (user,) = by_key[uuid(1)]["users"]
+    assert (by_key[make_uuid(0)]["visible"], by_key[make_uuid(0)]["users"]) == (False, [])
+    (user,) = by_key[make_uuid(1)]["users"]
     assert (user["rank"], user["how"], user["here"]) == (5, "the only one it may see", True)
     allowed = document["affinity"]["cpus_allowed_count"]
     assert allowed == len(os.sched_getaffinity(0))
@@ -161,7 +166,7 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
 
 
 def test_in_a_job_the_text_fits_the_terminal() -> None:
-    done = command("doctor", "--job", COLUMNS="80", TORCHELASTIC_RUN_ID="r7", RANK="0")
+    done = run_command("doctor", "--job", COLUMNS="80", TORCHELASTIC_RUN_ID="r7", RANK="0")
     assert (done.returncode, done.stderr) == (0, "")
     titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
     assert titles[0] == "Job" and titles[-5:] == [
@@ -184,7 +189,7 @@ def test_in_a_job_the_text_fits_the_terminal() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], text: str) -> None:
-    done = command("doctor", *arguments)
+    done = run_command("doctor", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 

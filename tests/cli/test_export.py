@@ -16,7 +16,7 @@ import pytest
 from clusterprof.cli.app import main
 from clusterprof.output.exporters.registry import EXPORTERS
 from tests.support import perfetto_packets as wire
-from tests.support.small_run import write
+from tests.support.small_run import write_recordings
 
 OLD = Path(__file__).parents[1] / "recordings" / "dlrm-8rank"
 
@@ -85,7 +85,7 @@ def test_nothing_to_read_exits_with_5_and_leaves_no_file(tmp_path: Path, export:
 def test_a_real_analysis_gives_a_trace_of_all_ranks(tmp_path: Path, export: Export) -> None:
     done = export(str(OLD), "--to", "perfetto", "-o", "run.pftrace")
     assert (done.returncode, done.stdout) == (0, b"")
-    trace = wire.read((tmp_path / "run.pftrace").read_bytes())
+    trace = wire.read_trace((tmp_path / "run.pftrace").read_bytes())
     ranks = sorted(name for name in trace.processes if name.startswith("rank"))
     assert [name.split(" · ")[0] for name in ranks] == [f"rank {n}" for n in range(8)]
     steps = {track for track, *_ in trace.slices if track.endswith("| steps")}
@@ -93,7 +93,7 @@ def test_a_real_analysis_gives_a_trace_of_all_ranks(tmp_path: Path, export: Expo
 
 
 def test_tables_of_a_real_analysis_sum_to_the_windows(tmp_path: Path, export: Export) -> None:
-    write(tmp_path / "run")
+    write_recordings(tmp_path / "run")
     done = export("run", "--to", "csv", "-o", "tables/")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     with (tmp_path / "tables/ledger.csv").open(newline="") as file:
@@ -118,14 +118,14 @@ def test_tables_of_a_real_analysis_sum_to_the_windows(tmp_path: Path, export: Ex
 
 
 def test_one_stream_of_lines(tmp_path: Path, export: Export) -> None:
-    write(tmp_path / "run")
+    write_recordings(tmp_path / "run")
     done = export("run", "--to", "json", "--table", "spans")
     assert done.returncode == 0
     assert {json.loads(line)["table"] for line in done.stdout.splitlines()} == {"spans"}
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
-    write(tmp_path / "run")
+    write_recordings(tmp_path / "run")
     run = [sys.executable, "-m", "clusterprof", "export", "run", "--to", "json"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     reading, writing = os.pipe()
@@ -146,7 +146,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
 def test_a_textfile_is_replaced_whole_and_readable_by_its_collector(
     tmp_path: Path, export: Export
 ) -> None:
-    write(tmp_path / "run")
+    write_recordings(tmp_path / "run")
     target = tmp_path / "clusterprof.prom"
     target.write_text("old\n")
     done = export("run", "--to", "openmetrics", "-o", str(target))
@@ -161,7 +161,7 @@ def test_a_textfile_is_replaced_whole_and_readable_by_its_collector(
 
 
 def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path, export: Export) -> None:
-    write(tmp_path / "run")
+    write_recordings(tmp_path / "run")
     done = export("run", "--to", "openmetrics", "-o", "missing/x.om")
     assert done.returncode == 2
     assert done.stderr.decode() == (

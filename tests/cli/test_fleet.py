@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.output.renderers.json import Json
-from tests.support.commands import command, environment
-from tests.support.gate_runs import run, steady
+from tests.support.commands import make_environment, run_command
+from tests.support.gate_runs import draw_step_lengths, make_run
 
 RECORDING = Path(__file__).parents[1] / "recordings/v1"
 
@@ -27,26 +27,26 @@ def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     shutil.copytree(RECORDING, folder / "job")
     for number in range(3):
-        report = run(f"job-{number}", steady(20), 0.1 * number, started=number + 1)
+        report = make_run(f"job-{number}", draw_step_lengths(20), 0.1 * number, started=number + 1)
         (folder / f"{number}.json").write_text(Json().render(report))
     return folder
 
 
 def test_it_adds_and_shows(runs: Path, tmp_path: Path) -> None:
-    done = command("fleet", "runs", "--db", "fleet.db", "--no-color", cwd=tmp_path)
+    done = run_command("fleet", "runs", "--db", "fleet.db", "--no-color", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "4 added, 0 replaced, 0 unchanged" in done.stderr
     assert done.stdout.startswith("clusterprof fleet  fleet.db\n4 jobs")
-    again = command("fleet", "runs", "--db", "fleet.db", "--no-color", cwd=tmp_path)
+    again = run_command("fleet", "runs", "--db", "fleet.db", "--no-color", cwd=tmp_path)
     assert "0 added, 0 replaced, 4 unchanged" in again.stderr and again.stdout == done.stdout
-    shown = command("fleet", "--db", "fleet.db", "--no-color", cwd=tmp_path)
+    shown = run_command("fleet", "--db", "fleet.db", "--no-color", cwd=tmp_path)
     assert shown.stdout == done.stdout and shown.stderr == ""
 
 
 @pytest.mark.parametrize("form", ["plain", "markdown", "json", "html"])
 def test_every_format_goes_to_a_file(runs: Path, tmp_path: Path, form: str) -> None:
     line = ("fleet", "runs", "--db", "fleet.db", "--format", form, "-o", "out")
-    done = command(*line, cwd=tmp_path)
+    done = run_command(*line, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == "", done.stderr
     text = (tmp_path / "out").read_text()
     assert {"json": '"format": "clusterprof-fleet"', "html": "<!doctype html>"}.get(
@@ -57,11 +57,11 @@ def test_every_format_goes_to_a_file(runs: Path, tmp_path: Path, form: str) -> N
 def test_a_price_and_a_choice(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("facts: {gpu_price_per_hour: 3600, currency: EUR}\n")
     line = ("fleet", "runs", "--db", "fleet.db", "--json", "--profile", "./site.yaml")
-    document = json.loads(command(*line, cwd=tmp_path).stdout)
+    document = json.loads(run_command(*line, cwd=tmp_path).stdout)
     # an hour costs 3,600, so a second costs 1
     assert document["sums"]["lost_cost"] == pytest.approx(document["sums"]["lost_ns"] / 1e9)
     assert document["currency"] == "EUR"
-    chosen = command(
+    chosen = run_command(
         *("fleet", "--db", "fleet.db", "--json", "--since", "1970-01-01T00:00:02"),
         *("--until", "1970-01-01T00:00:04"),
         cwd=tmp_path,
@@ -71,7 +71,7 @@ def test_a_price_and_a_choice(runs: Path, tmp_path: Path) -> None:
 
 def test_tables_are_exported(runs: Path, tmp_path: Path) -> None:
     line = ("fleet", "runs", "--db", "fleet.db", "--to", "csv", "-o", "out/")
-    assert command(*line, cwd=tmp_path).returncode == 0
+    assert run_command(*line, cwd=tmp_path).returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         *("causes.csv", "culprits.csv", "jobs.csv", "nodes.csv")
     ]
@@ -95,7 +95,7 @@ def test_tables_are_exported(runs: Path, tmp_path: Path) -> None:
 def test_mistakes_are_said_without_a_traceback(
     runs: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    done = command("fleet", *words, cwd=tmp_path)
+    done = run_command("fleet", *words, cwd=tmp_path)
     assert done.returncode == code and message in done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
 
@@ -103,7 +103,7 @@ def test_mistakes_are_said_without_a_traceback(
 def test_what_cannot_be_read_is_named_and_strict_says_so(runs: Path, tmp_path: Path) -> None:
     broken = runs / "1.json"
     broken.write_text(broken.read_text()[:3000])
-    done = command("fleet", "runs", "--db", "fleet.db", "--strict", cwd=tmp_path)
+    done = run_command("fleet", "runs", "--db", "fleet.db", "--strict", cwd=tmp_path)
     assert done.returncode == 6 and f"{broken}: is not a report" in done.stderr
     assert "3 added, 0 replaced, 0 unchanged, 1 could not be read" in done.stderr
     assert "Not read" in done.stdout and "3 jobs" in done.stdout
@@ -130,14 +130,14 @@ def test_a_watched_folder_is_followed_until_a_signal(
     process = subprocess.Popen(
         [*line, "--db", str(db), "--format", "html", "-o", str(page)],
         cwd=Path(__file__).parents[2],
-        env=environment(),
+        env=make_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         wait_until(lambda: page.exists() and count_jobs(db) == 4)
-        report = Json().render(run("new", steady(20), started=99))
+        report = Json().render(make_run("new", draw_step_lengths(20), started=99))
         (runs / ".new").write_text(report)
         os.rename(runs / ".new", runs / "new.json")
         wait_until(lambda: ">5</strong><span>jobs<" in page.read_text())
@@ -170,7 +170,7 @@ def test_two_at_once_lose_nothing(runs: Path, tmp_path: Path) -> None:
         subprocess.Popen(
             [*line, *half, "--db", db],
             cwd=Path(__file__).parents[2],
-            env=environment(),
+            env=make_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )

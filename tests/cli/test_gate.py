@@ -14,15 +14,17 @@ from clusterprof.cli.app import main
 from clusterprof.cli.gate import format_next_step
 from clusterprof.output.renderers.json import Json
 from clusterprof.output.renderers.verdicts.documents import render_verdict_text
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import draw_step_lengths, make_run
 
 
 @functools.cache
 def made() -> dict[str, str]:
     """Three baselines, a good run and a slow one, as JSON."""
-    runs = {f"base{i}": run(f"base{i}", steady(seed=i), started=i) for i in range(1, 4)}
-    runs["good"] = run("good", steady(seed=8), started=8)
-    runs["slow"] = run("slow", steady(ms=112, seed=9), storage=0.1, started=9)
+    runs = {
+        f"base{i}": make_run(f"base{i}", draw_step_lengths(seed=i), started=i) for i in range(1, 4)
+    }
+    runs["good"] = make_run("good", draw_step_lengths(seed=8), started=8)
+    runs["slow"] = make_run("slow", draw_step_lengths(ms=112, seed=9), storage=0.1, started=9)
     return {name: Json().render(report) for name, report in runs.items()}
 
 

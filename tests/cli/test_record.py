@@ -18,7 +18,7 @@ from clusterprof.cli.recording import choose_stacks
 from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Gap, Header, Record
-from tests.support.commands import command, environment
+from tests.support.commands import make_environment, run_command
 
 PATIENCE_S = 30
 RECORD = [sys.executable, "-m", "clusterprof", "record"]
@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("program", [RECORD, AGENT], ids=["record", "agent
 def clean(**changes: str) -> dict[str, str]:
     """Return an environment in which the recorder's job is this test's own."""
     return {
-        **environment(**changes),
+        **make_environment(**changes),
         "SLURM_JOB_ID": f"options-{os.getpid()}-{time.monotonic_ns()}",
     }
 
@@ -126,7 +126,7 @@ def test_help_is_left_to_the_command_line(words: list[str]) -> None:
 
 
 def test_the_help_shows_the_options_that_are_read() -> None:
-    shown = command("record", "--help").stdout
+    shown = run_command("record", "--help").stdout
     for option in RECORD_OPTIONS:
         assert ", ".join(option.flags) in shown
         assert (option.metavar or "--no-gpu-events") in shown
@@ -334,7 +334,7 @@ def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["0770", "rwx", "0077", "7777", "0640"])
 def test_a_mode_that_is_none_is_refused_in_three_parts(mode: str) -> None:
-    done = command("record", "--mode", mode, "true")
+    done = run_command("record", "--mode", mode, "true")
     assert done.returncode == 2
     assert done.stderr == (
         f"clusterprof: --mode {mode}: not a mode in which you have all rights and others may"
@@ -378,7 +378,7 @@ def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> 
     assert "exclude clusterprof-* in /dev/shm" in gaps[0].remedy
     (log,) = (tmp_path / "out").glob("*/agent.log")
     assert gaps[0].message in log.read_text()
-    report = command("analyze", "out", "--format", "plain", "--width", "100", cwd=tmp_path)
+    report = run_command("analyze", "out", "--format", "plain", "--width", "100", cwd=tmp_path)
     assert "another program deleted the run directory" in " ".join(report.stdout.split())
 
 
@@ -394,7 +394,7 @@ def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) ->
     assert done.stderr.splitlines()[1].startswith(
         "clusterprof: attached. Recorded: thread states, CPU, files, network, accelerators."
     )
-    shown = command("analyze", "out", "--full", "--format", "plain", cwd=tmp_path)
+    shown = run_command("analyze", "out", "--full", "--format", "plain", cwd=tmp_path)
     report = " ".join(shown.stdout.split())
     assert (
         "1 of 1 training processes marked no steps: the recorder attached to them while they ran."

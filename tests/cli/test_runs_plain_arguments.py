@@ -13,7 +13,7 @@ import pytest
 
 from clusterprof.cli import app, commands, runs
 from clusterprof.cli.analyze import analyze
-from tests.tools.command_pages import asked_by
+from tests.tools.command_pages import iterate_options
 
 PLAIN = [
     ["a"],
@@ -75,7 +75,10 @@ def test_whatever_else_is_left_to_typer(words: list[str]) -> None:
 
 def test_every_option_is_known_to_both() -> None:
     declared = {
-        name for option in asked_by(analyze) if not option.is_argument for name in option.names
+        name
+        for option in iterate_options(analyze)
+        if not option.is_argument
+        for name in option.names
     }
     assert declared == {flag for option in runs.ANALYZE_OPTIONS for flag in option.flags}
 

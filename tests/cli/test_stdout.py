@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.output.renderers.base import RENDERERS
 from tests.support.commands import TESTS
-from tests.support.forked_commands import Forks
+from tests.support.forked_commands import CommandForker
 
 RECORDING = str(TESTS / "recordings" / "dlrm-8rank")
 RULE = ("--assert", "gpu.busy_ratio >= 1%")
@@ -38,8 +38,8 @@ FULL = "clusterprof: cannot write to stdout: no space left on device\n"
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("forks"), *EVERY) as forks:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandForker]:
+    with CommandForker(tmp_path_factory.mktemp("forks"), *EVERY) as forks:
         yield forks
 
 
@@ -47,19 +47,19 @@ def files_in(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
-def test_a_full_disk_below_stdout(forks: Forks) -> None:
+def test_a_full_disk_below_stdout(forks: CommandForker) -> None:
     for arguments in EVERY:
         done = forks.run(*arguments, stdout="/dev/full")
         assert (done.code, done.errors) == (1, FULL), arguments
 
 
-def test_a_reader_that_went_away(forks: Forks) -> None:
+def test_a_reader_that_went_away(forks: CommandForker) -> None:
     for arguments in ARGUMENTS.values():
         done = forks.run(*arguments, stdout="gone")
         assert (done.code, done.errors) == (1, ""), arguments
 
 
-def test_a_stdout_that_is_closed(forks: Forks) -> None:
+def test_a_stdout_that_is_closed(forks: CommandForker) -> None:
     printed = "clusterprof: cannot write to stdout: it is closed\n"
     for arguments in (("analyze", "storage"), ARGUMENTS["gate"], ("explain",)):
         done = forks.run(*arguments, stdout="closed")
@@ -67,7 +67,7 @@ def test_a_stdout_that_is_closed(forks: Forks) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stdout_without_our_letters(forks: Forks, encoding: str) -> None:
+def test_a_stdout_without_our_letters(forks: CommandForker, encoding: str) -> None:
     for renderer in RENDERERS:
         done = forks.run("analyze", "storage", "--format", renderer.name, encoding=encoding)
         assert (done.code, done.errors) == (0, ""), (renderer.name, encoding)
@@ -76,7 +76,7 @@ def test_a_stdout_without_our_letters(forks: Forks, encoding: str) -> None:
 
 @pytest.mark.parametrize("command", [("analyze", "storage"), ("gate", "clean", *RULE)])
 def test_paths_that_cannot_be_written(
-    forks: Forks, command: tuple[str, ...], tmp_path: Path
+    forks: CommandForker, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     def refused(path: str, why: str, code: int) -> None:
         done = forks.run(*command, "-o", path)
@@ -93,7 +93,7 @@ def test_paths_that_cannot_be_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
+def test_a_folder_that_takes_no_new_files(forks: CommandForker) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ours").write_text("old", encoding="utf-8")
@@ -117,7 +117,7 @@ def test_a_folder_that_takes_no_new_files(forks: Forks) -> None:
     "format_", [renderer.name for renderer in RENDERERS if renderer.name != "brief"]
 )
 def test_half_a_file_never_takes_the_place_of_a_good_one(
-    forks: Forks, format_: str, tmp_path: Path
+    forks: CommandForker, format_: str, tmp_path: Path
 ) -> None:
     """A limit on the size of files stands for the disk that fills up in the middle.
 
@@ -140,7 +140,7 @@ def test_half_a_file_never_takes_the_place_of_a_good_one(
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_fills_up_in_the_middle(forks: Forks, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_in_the_middle(forks: CommandForker, tmp_path: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(tmp_path)], capture_output=True
     )
@@ -158,6 +158,6 @@ def test_a_disk_that_fills_up_in_the_middle(forks: Forks, tmp_path: Path) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [("doctor",), ("doctor", "--json"), ("doctor", "--job")])
-def test_what_doctor_cannot_print(forks: Forks, arguments: tuple[str, ...]) -> None:
+def test_what_doctor_cannot_print(forks: CommandForker, arguments: tuple[str, ...]) -> None:
     assert forks.run(*arguments, stdout="/dev/full").errors == FULL
     assert forks.run(*arguments, stdout="gone").code == 1

@@ -29,7 +29,7 @@ from clusterprof.trace.encoder import Encoder
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Spans
 from tests.scenarios.fuzz.forge import convert_arrays
-from tests.support.commands import TESTS, environment
+from tests.support.commands import TESTS, make_environment
 
 RECORDING = TESTS / "recordings" / "dlrm-8rank"
 
@@ -157,7 +157,7 @@ def on_a_terminal(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env=environment(TERM="xterm"),
+        env=make_environment(TERM="xterm"),
         preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
     )
     try:

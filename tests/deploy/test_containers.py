@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import environment
+from tests.support.commands import make_environment
 from tests.support.recording_runs import wait_until
 
 CONTAINERS = Path(__file__).parents[2] / "deploy/containers"
@@ -46,7 +46,7 @@ def start_upload(
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(UPLOAD), str(folder), "s3://sidecar/team/run", interval],
-        env=environment(**variables),
+        env=make_environment(**variables),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.commands import environment
+from tests.support.commands import make_environment
 from tests.support.gate_runs import write_reports
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def run_job(folder: Path, **inputs: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", script],
         cwd=folder,
-        env=environment(PATH=make_tools(folder), PYTHONPATH=str(ROOT), **variables),
+        env=make_environment(PATH=make_tools(folder), PYTHONPATH=str(ROOT), **variables),
         capture_output=True,
         text=True,
         timeout=120,
@@ -137,7 +137,7 @@ def run_hook(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*shlex.split(hook["entry"]), *files],
         cwd=folder,
-        env=environment(PATH=make_tools(folder), PYTHONPATH=str(ROOT)),
+        env=make_environment(PATH=make_tools(folder), PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
         timeout=60,

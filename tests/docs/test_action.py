@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.commands import environment
+from tests.support.commands import make_environment
 from tests.support.gate_runs import write_reports
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def run_step(name: str, folder: Path, **variables: str) -> subprocess.CompletedP
     return subprocess.run(
         [*SHELL, step["run"]],
         cwd=folder,
-        env=environment(
+        env=make_environment(
             PATH=f"{tools}:{os.environ['PATH']}",
             PYTHONPATH=str(ROOT),
             RUNNER_TEMP=str(folder / "temp"),

@@ -12,8 +12,8 @@ import pytest
 
 from clusterprof.cli.app import main
 from clusterprof.cli.commands import COMMANDS
-from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
-from tests.tools.command_pages import asked_by
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, list_commands, split_command
+from tests.tools.command_pages import iterate_options
 
 RECORDING = ROOT / "tests/recordings/v1"
 READERS = ("analyze", "gate", "compare", "export", "dump", "explain", "top")
@@ -42,16 +42,16 @@ RUNS = {"--baseline", "--repeat"}
 
 def runnable() -> list[str]:
     """All lines of all pages that a reader could type, each once."""
-    lines = [line for page in PAGES for line in commands_of(page, at_start=True)]
+    lines = [line for page in PAGES for line in list_commands(page, at_start=True)]
     chosen = [line for line in lines if line.split()[1] in READERS]
     return [line for line in dict.fromkeys(chosen) if not any(value in line for value in NOT_MEANT)]
 
 
 def replaced(line: str, run: Path) -> list[str]:
     """Return the words of a line, every recording in it replaced by ours."""
-    words = words_of(line)
+    words = split_command(line)
     name, rest = words[0], words[1:]
-    own = {name: option for option in asked_by(COMMANDS[name]) for name in option.names}
+    own = {name: option for option in iterate_options(COMMANDS[name]) for name in option.names}
     out, value_next = [name], False
     for word in rest:
         if out[-1] in RUNS:
@@ -87,7 +87,7 @@ def list_recording_lines() -> list[str]:
         line
         for page in PAGES
         if page.name in RECORDING_PAGES or page in (ROOT / "README.md", *TUTORIALS)
-        for line in commands_of(page, at_start=True)
+        for line in list_commands(page, at_start=True)
         if line.split()[1] in ("record", "doctor")
     ]
     return list(dict.fromkeys(lines))
@@ -101,7 +101,7 @@ def test_a_line_that_records_runs(line: str, tmp_path: Path) -> None:
     for name in LAUNCHERS:
         (launchers / name).write_text("#!/bin/sh\nsleep 1\n", encoding="utf-8")
         (launchers / name).chmod(0o755)
-    words = [word for word in words_of(line) if not word.startswith("#")]
+    words = [word for word in split_command(line) if not word.startswith("#")]
     for at, word in enumerate(words):
         if word.startswith(("/shared", "/data")):
             words[at] = str(tmp_path / word.rpartition("/")[2])

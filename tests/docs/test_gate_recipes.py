@@ -15,7 +15,7 @@ import yaml
 
 from clusterprof.cli.app import main
 from clusterprof.output.renderers.json import Json
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import draw_step_lengths, make_run
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECIPES = DOCS / "recipes"
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "baselines").mkdir()
     for i, name in enumerate(("base1", "base2", "base3", "again", "third", "report")):
-        report = Json().render(run(name, steady(seed=i), started=i + 1))
+        report = Json().render(make_run(name, draw_step_lengths(seed=i), started=i + 1))
         (tmp_path / f"{name}.json").write_text(report)
         if name.startswith("base"):
             (tmp_path / "baselines" / f"{name}.json").write_text(report)

@@ -14,7 +14,7 @@ from clusterprof.config import load_profile
 from clusterprof.output.renderers.live_counters import FAMILIES
 from tests.support.dashboards import ADDED, check_layout, list_expressions, load_dashboard
 from tests.support.manual_pages import ROOT
-from tests.support.prometheus import WHY_NOT, check
+from tests.support.prometheus import WHY_NOT, run_promtool
 
 PAGE = ROOT / "docs/live-metrics.md"
 ALERTS = ROOT / "docs/grafana/alerts.yml"
@@ -122,7 +122,7 @@ RULE_TESTS = {
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_rules_are_valid() -> None:
-    assert f"{len(load_rules())} rules found" in check("check", "rules", str(ALERTS))
+    assert f"{len(load_rules())} rules found" in run_promtool("check", "rules", str(ALERTS))
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -145,7 +145,7 @@ def test_alerts_fire_and_stop(alert: str, tmp_path: Path) -> None:
     }
     path = tmp_path / "quiet.yml"
     path.write_text(json.dumps(test))
-    check("test", "rules", str(path))
+    run_promtool("test", "rules", str(path))
     test["tests"][0]["alert_rule_test"] = [firing]  # type: ignore[index]
     path.write_text(json.dumps(test))
     done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True)

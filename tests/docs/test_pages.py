@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, commands_of, words_of
-from tests.tools.command_pages import asked_by
-from tests.tools.links import anchors, dead_links
+from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, list_commands, split_command
+from tests.tools.command_pages import iterate_options
+from tests.tools.links import list_anchors, list_dead_links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_no_link_is_dead(page: Path) -> None:
-    assert list(dead_links(page)) == []
+    assert list(list_dead_links(page)) == []
 
 
 def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
         "[a](other.md) [b](other.md#one-thing-two-1) [c](#here) [d](gone.md) [e](other.md#two)\n"
         "`[f](code.md)` [g](https://example.org/x)\n```\n[h](code.md)\n```\n# Here\n"
     )
-    assert list(dead_links(page)) == ["gone.md", "other.md#two"]
-    assert anchors(tmp_path / "other.md") == {"one-thing-two", "one-thing-two-1"}
+    assert list(list_dead_links(page)) == ["gone.md", "other.md#two"]
+    assert list_anchors(tmp_path / "other.md") == {"one-thing-two", "one-thing-two-1"}
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
@@ -36,18 +36,18 @@ def test_every_page_is_in_the_list_of_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if commands_of(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
+    "page", [p for p in PAGES if list_commands(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
 )
 def test_commands_and_options_exist(page: Path) -> None:
     from clusterprof.cli.commands import COMMANDS
 
     wrong = []
-    for line in commands_of(page):
-        words = words_of(line)
+    for line in list_commands(page):
+        words = split_command(line)
         if words[0] not in COMMANDS:
             wrong.append(line)
             continue
-        own = {name for option in asked_by(COMMANDS[words[0]]) for name in option.names}
+        own = {name for option in iterate_options(COMMANDS[words[0]]) for name in option.names}
         for word in words[1:]:
             if word == "--" or word in SHELL_WORDS:
                 break
@@ -62,7 +62,7 @@ def test_every_option_says_what_it_does() -> None:
     silent = [
         f"{name} {option.names[0]}"
         for name, command in COMMANDS.items()
-        for option in asked_by(command)
+        for option in iterate_options(command)
         if not option.help
     ]
     assert silent == []

@@ -22,7 +22,7 @@ from clusterprof.fleet.intake import (
     update_ledger,
 )
 from clusterprof.output.renderers.json import Json
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import draw_step_lengths, make_run
 
 RECORDING = Path(__file__).parents[1] / "recordings/v1"
 REQUEST = AnalysisRequest()
@@ -30,7 +30,7 @@ REQUEST = AnalysisRequest()
 
 def write_report(path: Path, number: int = 1) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Json().render(run(f"job-{number}", steady(20), started=number)))
+    path.write_text(Json().render(make_run(f"job-{number}", draw_step_lengths(20), started=number)))
     return path
 
 

@@ -15,7 +15,7 @@ from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Culprit, Finding, JobFacts, RankLedger, Report, RunFingerprint
 from tests.support import reports
-from tests.support.hostile_reports import everything, poisoned
+from tests.support.hostile_reports import make_full_report, poison_strings
 
 RECORDING = Path(__file__).parents[1] / "recordings/v1"
 S = 1_000_000_000
@@ -42,7 +42,7 @@ def test_a_stored_report_gives_the_entry_of_its_recording(tmp_path: Path) -> Non
 
 
 def test_another_recording_is_another_job() -> None:
-    plain = reports.clean()
+    plain = reports.make_clean_report()
     keys = {
         build_job_entry(replace(plain, title=title, fingerprint=likeness), CAUSES).key
         for title, likeness in (
@@ -67,8 +67,8 @@ def ledger(rank: int, node: str, caused_s: int, cause: str = "device-throttled")
 def job_of(*ranks: RankLedger) -> Report:
     total = len(ranks)
     return replace(
-        reports.clean(),
-        nodes=tuple(reports.node(name) for name in dict.fromkeys(rank.node for rank in ranks)),
+        reports.make_clean_report(),
+        nodes=tuple(reports.make_node(name) for name in dict.fromkeys(rank.node for rank in ranks)),
         ranks=ranks,
         window_ns=100 * S * total,
         unmeasured_ns=0,
@@ -120,7 +120,7 @@ def test_a_job_on_one_node_tells_nothing_about_it() -> None:
 
 
 def test_user_and_account_are_those_of_the_resource_manager() -> None:
-    plain = reports.clean()
+    plain = reports.make_clean_report()
     facts = JobFacts(2, 2, 1.0, name="77", user="ada", account="vision")
     entry = build_job_entry(replace(plain, job=facts), CAUSES, "root of the files")
     assert (entry.name, entry.user, entry.account) == ("77", "ada", "vision")
@@ -129,7 +129,7 @@ def test_user_and_account_are_those_of_the_resource_manager() -> None:
 
 
 def test_weeks_are_those_of_iso_8601_in_utc() -> None:
-    entry = build_job_entry(reports.clean(), CAUSES)
+    entry = build_job_entry(reports.make_clean_report(), CAUSES)
     new_year_s = 1_767_225_600  # Thursday, 1 January 2026: week 1
     assert replace(entry, started_ns=new_year_s * S).week == "2026-W01"
     assert replace(entry, started_ns=(new_year_s - 3 * 86_400) * S - 1).week == "2025-W52"
@@ -137,7 +137,7 @@ def test_weeks_are_those_of_iso_8601_in_utc() -> None:
 
 
 def test_hostile_names_are_escaped() -> None:
-    entry = build_job_entry(poisoned(everything(), "\x1b[2J\u202e"), {})
+    entry = build_job_entry(poison_strings(make_full_report(), "\x1b[2J\u202e"), {})
     texts = list(list_texts(astuple(replace(entry, recordings=()))))
     assert any("x1b" in text for text in texts)
     assert not any("\x1b" in text or "\u202e" in text for text in texts)
@@ -157,7 +157,7 @@ def finding(cause: str, *culprits: Culprit) -> Finding:
 
 def test_a_path_is_one_mount_and_a_disk_belongs_to_its_node() -> None:
     report = replace(
-        reports.clean(),
+        reports.make_clean_report(),
         findings=(
             finding(
                 "storage-remote",

@@ -13,7 +13,7 @@ from clusterprof.fleet.database import Price, Source, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
 from clusterprof.fleet.page import render_fleet_page
 from clusterprof.fleet.queries import FleetSummary, summarize_ledger
-from tests.support.browser import NAMES, Browser, program
+from tests.support.browser import NAMES, Browser, find_chromium
 from tests.support.fleet_jobs import WEEK_NS, make_entry
 from tests.support.hostile_names import HOSTILE
 
@@ -80,14 +80,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(program() is None, reason=f"no browser: none of {', '.join(NAMES)}")
+@pytest.mark.skipif(find_chromium() is None, reason=f"no browser: none of {', '.join(NAMES)}")
 @pytest.mark.parametrize("width", [480, 1440])
 def test_the_page_fits_a_window(browser: Browser, tmp_path: Path, width: int) -> None:
     file = tmp_path / "fleet.html"
     file.write_text(render_fleet_page(make_fleet(tmp_path)), encoding="ascii")
     browser.open(file, width=width, wait=False)
-    browser.until("document.readyState === 'complete'")
-    assert browser.complaints() == []
+    browser.wait_until("document.readyState === 'complete'")
+    assert browser.list_errors() == []
     needed, room = browser.evaluate(WIDTH)
     assert needed <= room == width
     assert (

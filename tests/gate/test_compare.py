@@ -23,14 +23,14 @@ from clusterprof.output.renderers.verdicts.documents import (
     write_headline,
     write_legend,
 )
-from tests.support.gate_runs import MS, run, steady
+from tests.support.gate_runs import MS, draw_step_lengths, make_run
 from tests.support.hostile_names import HOSTILE
 
 
 def slower() -> Comparison:
     """B takes 10 % longer, all of it because it loses more to storage."""
-    before = run("before", steady(100, 100.0, 0.01, 1), storage=0.05, started=1)
-    after = run("after", steady(100, 110.0, 0.01, 2), storage=15 / 110, started=2)
+    before = make_run("before", draw_step_lengths(100, 100.0, 0.01, 1), storage=0.05, started=1)
+    after = make_run("after", draw_step_lengths(100, 110.0, 0.01, 2), storage=15 / 110, started=2)
     return compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
 
 
@@ -57,7 +57,7 @@ def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
 
 def test_runs_that_are_alike_are_the_same() -> None:
     before, after = (
-        run(name, steady(200, seed=seed), storage=0.05, started=seed)
+        make_run(name, draw_step_lengths(200, seed=seed), storage=0.05, started=seed)
         for seed, name in ((1, "before"), (2, "after"))
     )
     comparison = compare_runs(before, after, [], Policy())
@@ -70,8 +70,8 @@ def test_runs_that_are_alike_are_the_same() -> None:
 
 
 def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
-    before = run("before", steady(100, 100.0, 0.01, 1), storage=0.1, started=1)
-    after = run("after", steady(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
+    before = make_run("before", draw_step_lengths(100, 100.0, 0.01, 1), storage=0.1, started=1)
+    after = make_run("after", draw_step_lengths(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
     comparison = compare_runs(before, after, [], Policy())
     assert (comparison.rows[0].name, comparison.rows[0].significance) == (PRODUCTIVE, "less")
     (storage,) = (row for row in comparison.rows if row.name == "storage-local")
@@ -79,7 +79,7 @@ def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
 
 
 def test_unlike_runs_are_shown_and_marked() -> None:
-    before, after = run("before", started=1, batch_size=64.0), run("after", started=2)
+    before, after = make_run("before", started=1, batch_size=64.0), make_run("after", started=2)
     comparison = compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
     printed = "Caution: the runs differ in batch-size, see below."
     assert list(write_headline(comparison))[-1] == printed
@@ -88,9 +88,11 @@ def test_unlike_runs_are_shown_and_marked() -> None:
 
 def test_runs_without_steps_cannot_be_compared() -> None:
     with pytest.raises(UsageError, match="no steps were marked"):
-        compare_runs(run(), dataclasses.replace(run(), steps=None), [], Policy())
-    short = run("short", steady(9))
-    rows = compare_runs(short, run("short2", steady(9, seed=3), started=2), [], Policy()).rows
+        compare_runs(make_run(), dataclasses.replace(make_run(), steps=None), [], Policy())
+    short = make_run("short", draw_step_lengths(9))
+    rows = compare_runs(
+        short, make_run("short2", draw_step_lengths(9, seed=3), started=2), [], Policy()
+    ).rows
     assert {row.significance for row in rows if row.high_ns is None} <= {"cannot tell", "the same"}
 
 
@@ -149,7 +151,7 @@ def by_hand() -> Comparison:
         row(PRODUCTIVE, "", 94, 93.4, -2.6, 1.4, significance="within chance"),
     )
     step = row("a step", "", 100, 110, 8, 12, significance="more")
-    return Comparison(run("before"), run("after"), step, rows, (), (), None)
+    return Comparison(make_run("before"), make_run("after"), step, rows, (), (), None)
 
 
 def test_the_whole_of_what_a_terminal_shows() -> None:

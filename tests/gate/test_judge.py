@@ -10,7 +10,15 @@ import pytest
 from clusterprof.errors import UsageError
 from clusterprof.gate import Outcome, Policy, Verdict, judge_runs, parse_rule
 from clusterprof.report.model import Metric, Report
-from tests.support.reports import ALL, S, clean, damaged, nothing, storage_verdict, upper_bound
+from tests.support.reports import (
+    ALL,
+    S,
+    make_clean_report,
+    make_damaged_report,
+    make_empty_report,
+    make_storage_report,
+    make_upper_bound_report,
+)
 
 # every rule that a perfect report would pass
 EASY = ("gpu.busy_ratio >= 0%", "stall.storage <= 100%")
@@ -21,7 +29,7 @@ def verdict(report: Report, *rules: str, policy: Policy | None = None) -> Verdic
 
 
 def with_metric(metric: Metric) -> Report:
-    return dataclasses.replace(clean(), metrics=(metric,))
+    return dataclasses.replace(make_clean_report(), metrics=(metric,))
 
 
 # storage_verdict: busy 354 s of 580 s = 61.03 %, storage 200 s of 580 s = 34.48 %, p95 812.3 ms
@@ -49,7 +57,7 @@ def with_metric(metric: Metric) -> Report:
     ],
 )
 def test_rules_on_a_good_recording(rules: list[str], exit_code: int, outcomes: list[str]) -> None:
-    judged = verdict(storage_verdict(), *rules)
+    judged = verdict(make_storage_report(), *rules)
     assert (judged.exit_code, [r.outcome for r in judged.results]) == (exit_code, outcomes)
 
 
@@ -77,12 +85,12 @@ def test_rules_on_a_good_recording(rules: list[str], exit_code: int, outcomes: l
     ],
 )
 def test_a_bound_decides_only_what_it_can(rule: str, outcome: Outcome) -> None:
-    assert verdict(upper_bound(), rule).results[0].outcome == outcome
+    assert verdict(make_upper_bound_report(), rule).results[0].outcome == outcome
 
 
 def test_whole_output_of_a_failed_gate() -> None:
     rules = ("gpu.busy_ratio >= 70%", "stall.storage <= 36%", "gpu.sm_active >= 50%")
-    assert verdict(storage_verdict(), *rules).lines == (
+    assert verdict(make_storage_report(), *rules).lines == (
         "gate FAILED: 1 of 3 rules",
         "  FAIL  gpu.busy_ratio >= 70.0 %                is 61.0 %",
         "  pass  stall.storage_ratio <= 36.0 %           is 34.5 %",
@@ -92,7 +100,7 @@ def test_whole_output_of_a_failed_gate() -> None:
 
 
 def test_whole_output_of_a_gate_that_cannot_tell() -> None:
-    assert verdict(damaged(), "gpu.busy_ratio >= 50%").lines == (
+    assert verdict(make_damaged_report(), "gpu.busy_ratio >= 50%").lines == (
         "gate CANNOT TELL: 1 of 1 rule · EMULATED accelerators",
         "  ????  gpu.busy_ratio >= 50.0 %                cannot tell: is 60.0 %,"
         " but the recording does not meet the preconditions",
@@ -123,7 +131,7 @@ def test_a_difference_below_the_rounding_is_shown() -> None:
     ],
 )
 def test_what_is_unattributed_may_be_what_a_rule_forbids(rule: str, outcome: Outcome) -> None:
-    good = clean()
+    good = make_clean_report()
     metrics = (Metric("stall.storage_ratio", 0.1, "ratio"), Metric("gpu.busy_ratio", None, "ratio"))
     report = dataclasses.replace(
         good, in_step_ns=100 * S, unattributed_ns=20 * S, lost_ns=30 * S, metrics=metrics
@@ -136,7 +144,7 @@ def test_what_is_unattributed_may_be_what_a_rule_forbids(rule: str, outcome: Out
 
 def poor_reports() -> dict[str, Report]:
     """Reports that look perfect and are worth nothing, each for one reason."""
-    good = clean()
+    good = make_clean_report()
     rank, node = good.ranks[0], good.nodes[0]
 
     def rank_with(**changes: object) -> Report:
@@ -160,7 +168,7 @@ def poor_reports() -> dict[str, Report]:
         "damage": node_with(damaged_bytes=(64 << 10) + 1),
         "dropped spans": node_with(dropped_spans=101),
         "no ranks": dataclasses.replace(good, ranks=()),
-        "no process": nothing(),
+        "no process": make_empty_report(),
     } | {
         name: dataclasses.replace(good, metrics=(metric, good.metrics[1]))
         for name, metric in metrics.items()
@@ -168,7 +176,7 @@ def poor_reports() -> dict[str, Report]:
 
 
 def test_the_good_report_behind_them_passes() -> None:
-    assert verdict(clean(), *EASY).exit_code == 0
+    assert verdict(make_clean_report(), *EASY).exit_code == 0
 
 
 @pytest.mark.parametrize("name", poor_reports())
@@ -183,19 +191,19 @@ def test_nothing_poor_ever_passes(name: str) -> None:
 @pytest.mark.parametrize(("word", "code"), [("fail", 4), ("warn", 0), ("pass", 0)])
 def test_an_undecided_rule_may_be_let_through(word: str, code: int) -> None:
     policy = Policy(on_inconclusive=word)  # type: ignore[arg-type]
-    judged = verdict(damaged(), "gpu.busy_ratio >= 50%", policy=policy)
+    judged = verdict(make_damaged_report(), "gpu.busy_ratio >= 50%", policy=policy)
     assert (judged.exit_code, judged.outcome) == (code, "cannot tell")
     assert judged.lines[0].startswith("gate CANNOT TELL")
     assert ("--on-inconclusive" in judged.lines[0]) == (code == 0)
     # a certain failure is never let through
-    assert verdict(storage_verdict(), "gpu.busy >= 99%", policy=policy).exit_code == 3
+    assert verdict(make_storage_report(), "gpu.busy >= 99%", policy=policy).exit_code == 3
 
 
 def test_the_policy_decides_what_is_enough() -> None:
     lenient = Policy(
         min_steps=90, min_coverage_ratio=0.83, max_damaged_bytes=123_456, max_dropped_spans=17
     )
-    assert verdict(damaged(), "gpu.busy_ratio >= 50%", policy=lenient).exit_code == 0
+    assert verdict(make_damaged_report(), "gpu.busy_ratio >= 50%", policy=lenient).exit_code == 0
     for name, value in (
         ("min_steps", 91),
         ("min_coverage_ratio", 0.84),
@@ -203,7 +211,9 @@ def test_the_policy_decides_what_is_enough() -> None:
         ("max_dropped_spans", 16),
     ):
         stricter = dataclasses.replace(lenient, **{name: value})
-        assert verdict(damaged(), "gpu.busy_ratio >= 50%", policy=stricter).exit_code == 4, name
+        assert (
+            verdict(make_damaged_report(), "gpu.busy_ratio >= 50%", policy=stricter).exit_code == 4
+        ), name
 
 
 @pytest.mark.parametrize(
@@ -229,20 +239,20 @@ def test_the_policy_decides_what_is_enough() -> None:
 )
 def test_what_cannot_be_meant_is_refused(rule: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        verdict(storage_verdict(), rule)
+        verdict(make_storage_report(), rule)
     assert message in caught.value.message
     assert caught.value.exit_code == 2
 
 
 def test_a_gate_without_rules_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="no rules"):
-        verdict(storage_verdict())
+        verdict(make_storage_report())
 
 
 def test_a_stem_that_two_metrics_share_is_refused() -> None:
     metrics = (Metric("x.y_ratio", 0.1, "ratio"), Metric("x.y_ns", 1.0, "ns"))
     with pytest.raises(UsageError, match=r"did you mean x\.y_ratio or x\.y_ns"):
-        verdict(dataclasses.replace(clean(), metrics=metrics), "x.y <= 1")
+        verdict(dataclasses.replace(make_clean_report(), metrics=metrics), "x.y <= 1")
 
 
 @pytest.mark.parametrize("name", ["lost.ratio", "lost_ratio", "stall.cpu-gc_ratio"])

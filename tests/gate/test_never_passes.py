@@ -15,7 +15,7 @@ from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import draw_step_lengths, make_run
 
 RULES = [
     parse_any_rule(text)
@@ -24,11 +24,11 @@ RULES = [
 
 
 def candidate() -> Report:
-    return run("now", steady(60, seed=1), storage=0.05, started=2)
+    return make_run("now", draw_step_lengths(60, seed=1), storage=0.05, started=2)
 
 
 def baseline() -> Report:
-    return run("before", steady(60, seed=2), storage=0.05)
+    return make_run("before", draw_step_lengths(60, seed=2), storage=0.05)
 
 
 def document() -> Any:
@@ -211,10 +211,13 @@ def test_nothing_swapped_passes() -> None:
         "the baseline is its own baseline": (before, before),
         "a copy under another name": (now, dataclasses.replace(now, title="copy")),
         "a candidate that was cut short": (
-            run("cut", steady(25, seed=1), storage=0.05, started=2),
+            make_run("cut", draw_step_lengths(25, seed=1), storage=0.05, started=2),
             before,
         ),
-        "a baseline that was cut short": (now, run("cut", steady(25, seed=2), storage=0.05)),
+        "a baseline that was cut short": (
+            now,
+            make_run("cut", draw_step_lengths(25, seed=2), storage=0.05),
+        ),
         "an emulated baseline": (now, dataclasses.replace(before, emulated=True)),
     }
     for name, (ours, theirs) in swapped.items():

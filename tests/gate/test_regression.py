@@ -18,7 +18,7 @@ from clusterprof.gate.regression import (
     sample_metric,
 )
 from clusterprof.report.model import Report
-from tests.support.gate_runs import MS, run, steady
+from tests.support.gate_runs import MS, draw_step_lengths, make_run
 
 QUIET = Policy(between_runs_ratio=0.0)
 
@@ -32,7 +32,7 @@ def result(now: Report, *before: Report, rule: str, policy: Policy = QUIET) -> R
 
 
 def times(ms: float, seed: int, title: str = "run", started: int = 2, **facts: object) -> Report:
-    return run(title, steady(ms=ms, seed=seed), started=started, **facts)
+    return make_run(title, draw_step_lengths(ms=ms, seed=seed), started=started, **facts)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_times_of_steps(ms: float, rule: str, outcome: str) -> None:
     ],
 )
 def test_shares_of_causes(storage: float, rule: str, outcome: str) -> None:
-    now, before = run("now", storage=storage, started=2), run("before", storage=0.05)
+    now, before = make_run("now", storage=storage, started=2), make_run("before", storage=0.05)
     assert result(now, before, rule=rule).outcome == outcome
 
 
@@ -93,8 +93,8 @@ def test_whole_output_of_a_regression() -> None:
 
 
 def test_an_undecided_rule_says_how_many_steps_would_do() -> None:
-    now = run("now", steady(30, 107.0, 0.05, 1), started=2)
-    before = run("before", steady(30, 100.0, 0.05, 2))
+    now = make_run("now", draw_step_lengths(30, 107.0, 0.05, 1), started=2)
+    before = make_run("before", draw_step_lengths(30, 100.0, 0.05, 2))
     rank_result = result(now, before, rule="step.mean_ns: +5%")
     assert rank_result.outcome == "cannot tell"
     moved = rank_result.change
@@ -103,8 +103,8 @@ def test_an_undecided_rule_says_how_many_steps_would_do() -> None:
     assert f"{moved.steps_needed:,} steps needed, 30 seen" in rank_result.why
     # with so many similar steps it is detected, within the rate of chance
     more = 4 * moved.steps_needed
-    now = run("now", steady(more, 107.0, 0.05, 3), started=2)
-    before = run("before", steady(more, 100.0, 0.05, 4))
+    now = make_run("now", draw_step_lengths(more, 107.0, 0.05, 3), started=2)
+    before = make_run("before", draw_step_lengths(more, 100.0, 0.05, 4))
     assert result(now, before, rule="step.mean_ns: +5%").outcome == "fail"
 
 
@@ -158,13 +158,13 @@ def test_students_quantiles_are_those_of_the_tables() -> None:
 def test_a_value_drawn_anew_varies_as_theory_says() -> None:
     # the mean of 100 independent steps with 5 % of chance is known to 5 % / 10 = 0.5 %
     values = [
-        sample_metric("step.mean_ns", run(steps=steady(100, 100.0, 0.05, i)).steps)
+        sample_metric("step.mean_ns", make_run(steps=draw_step_lengths(100, 100.0, 0.05, i)).steps)
         for i in range(9)
     ]
     spread = [float(value.std() / value.mean()) for value in values if value is not None]
     assert sum(spread) / 9 == pytest.approx(0.005, rel=0.1)
-    assert sample_metric("step.mean_ns", run(steps=steady(9)).steps) is None
-    assert sample_metric("recorder.cpu_ratio", run().steps) is None
+    assert sample_metric("step.mean_ns", make_run(steps=draw_step_lengths(9)).steps) is None
+    assert sample_metric("recorder.cpu_ratio", make_run().steps) is None
 
 
 def test_neighbours_that_resemble_each_other_say_less() -> None:
@@ -174,7 +174,7 @@ def test_neighbours_that_resemble_each_other_say_less() -> None:
         x = 0.8 * x + 0.6 * step
         slow.append(round(100 * MS * (1 + 0.05 * x)))
     mixed = [slow[at] for at in random.permutation(400)]
-    drawn = [sample_metric("step.mean_ns", run(steps=batch).steps) for batch in (slow, mixed)]
+    drawn = [sample_metric("step.mean_ns", make_run(steps=batch).steps) for batch in (slow, mixed)]
     assert drawn[0] is not None and drawn[1] is not None
     assert drawn[0].std() > 1.5 * drawn[1].std()
 
@@ -229,7 +229,7 @@ def test_what_differs_is_reported() -> None:
 def test_runs_that_are_one_or_too_different_are_refused() -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1)
     emulated = dataclasses.replace(before, emulated=True)
-    long = run("long", steady(201), started=1)
+    long = make_run("long", draw_step_lengths(201), started=1)
     unknown = dataclasses.replace(before, fingerprint=None)
     twice = dataclasses.replace(before, title="other")
     for baselines, printed in (
@@ -238,7 +238,7 @@ def test_runs_that_are_one_or_too_different_are_refused() -> None:
         ([long], "length: 201 steps in the baseline, 100 now"),
         ([unknown], "does not say what kind of run"),
         ([before, twice], "other and run are the same recording"),
-        ([run("short", steady(19), started=1)], "steps: 19"),
+        ([make_run("short", draw_step_lengths(19), started=1)], "steps: 19"),
     ):
         judged = verdict(now, *baselines, rule="step.p50_ns: +5%")
         assert judged.exit_code == 4, printed

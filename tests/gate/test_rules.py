@@ -20,7 +20,7 @@ from clusterprof.gate import (
     with_levels,
 )
 from clusterprof.report.model import JobFacts, Report
-from tests.support.gate_runs import run
+from tests.support.gate_runs import make_run
 
 
 def verdict(*runs: Report, rules: tuple[str, ...], aggregate: str = "median") -> Verdict:
@@ -60,7 +60,7 @@ def test_shorthands_are_rules() -> None:
 
 
 def test_levels_decide_what_a_failure_means() -> None:
-    poor = run(storage=0.2)
+    poor = make_run(storage=0.2)
     for rule, code, first in (
         ("lost.ratio <= 5%", 3, "gate FAILED: 1 of 2 rules"),
         ("warn: lost.ratio <= 5%", 0, "gate PASSED: 2 rules, 1 warning"),
@@ -85,7 +85,7 @@ def test_levels_of_a_profile_can_be_changed() -> None:
 
 
 def of(*shares: float) -> list[Report]:
-    return [run(f"run{i}", storage=share, started=i) for i, share in enumerate(shares)]
+    return [make_run(f"run{i}", storage=share, started=i) for i, share in enumerate(shares)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
 
 
 def test_ranks_that_were_not_recorded_are_a_doubt() -> None:
-    report = dataclasses.replace(run(), job=JobFacts(8, 2, 1.0))
+    report = dataclasses.replace(make_run(), job=JobFacts(8, 2, 1.0))
     judged = verdict(report, rules=("gpu.busy_ratio >= 1%",))
     assert judged.exit_code == 4
     assert judged.unmet_preconditions[0].startswith(

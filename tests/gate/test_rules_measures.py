@@ -11,7 +11,7 @@ from clusterprof.gate import Policy, RuleResult, judge_runs, parse_rule
 from clusterprof.gate.rules import find_metric
 from clusterprof.report.impact import Impact
 from clusterprof.report.model import Metric, Report
-from tests.support.gate_runs import MS, run
+from tests.support.gate_runs import MS, make_run
 
 
 def value(name: str, report: Report) -> float | None:
@@ -24,7 +24,7 @@ def result(report: Report, rule: str) -> RuleResult:
 
 def test_percentiles_of_steps_lie_within_their_bin() -> None:
     # 100 steps of 100, 101, … 199 ms, twice: a bin is 0.54 % wide
-    report = run(steps=[(100 + i) * MS for i in range(100)])
+    report = make_run(steps=[(100 + i) * MS for i in range(100)])
     for name, ms in (("step.p10_ns", 109), ("step.p90", 189), ("step.p99.5_ns", 199)):
         assert value(name, report) == pytest.approx(ms * MS, rel=0.011)
     assert value("step.mean", report) == 149.5 * MS
@@ -34,7 +34,7 @@ def test_percentiles_of_steps_lie_within_their_bin() -> None:
 
 def test_parts_of_a_run() -> None:
     # 40 steps of 100 ms, two per stretch; the last four steps lose 40 % more
-    report = run(steps=[100 * MS] * 40, storage=0.1)
+    report = make_run(steps=[100 * MS] * 40, storage=0.1)
     steps = report.steps
     assert steps is not None
     lost = list(steps.lost_ns)
@@ -52,7 +52,7 @@ def test_parts_of_a_run() -> None:
 
 
 def test_the_worst_and_the_best_rank() -> None:
-    report = run(storage=0.1)
+    report = make_run(storage=0.1)
     first = report.ranks[0]
     more = first.lost_ns * 3
     worse = dataclasses.replace(
@@ -70,20 +70,23 @@ def test_the_worst_and_the_best_rank() -> None:
 
 
 def test_parts_that_are_not_known_say_why() -> None:
-    short = run(steps=[100 * MS] * 10)
+    short = make_run(steps=[100 * MS] * 10)
     assert (
         find_metric("lost.ratio.max", short, "").why_missing
         == "fewer than 20 time bins of the run have steps"
     )
-    old = dataclasses.replace(run(), steps=None)
+    old = dataclasses.replace(make_run(), steps=None)
     assert "no blocks of steps" in find_metric("step.p90_ns", old, "").why_missing
-    assert find_metric("gpu.sm_active.p10", run(), "").why_missing == "no SM activity was recorded"
+    assert (
+        find_metric("gpu.sm_active.p10", make_run(), "").why_missing
+        == "no SM activity was recorded"
+    )
     with pytest.raises(UsageError, match="not known for parts of a run"):
-        value("data_wait.ratio.max", run())
+        value("data_wait.ratio.max", make_run())
 
 
 def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
-    report = run(steps=[100 * MS] * 40, storage=0.1)
+    report = make_run(steps=[100 * MS] * 40, storage=0.1)
     steps = report.steps
     assert steps is not None
     columns = dict.fromkeys(range(40), 0)
@@ -99,7 +102,7 @@ def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
 
 
 def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
-    report = run()
+    report = make_run()
     rank_result = result(report, "cost.lost <= 5")
     assert (rank_result.outcome, rank_result.why[:26]) == (
         "cannot tell",

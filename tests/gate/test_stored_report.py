@@ -12,7 +12,7 @@ from clusterprof.errors import NoRecording
 from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.stored_report import is_report, load_report
 from clusterprof.output.renderers.json import Json
-from tests.support.gate_runs import run
+from tests.support.gate_runs import make_run
 from tests.support.reports import ALL
 
 RULES = [parse_any_rule("gpu.busy_ratio >= 70%"), parse_any_rule("step.p90_ns <= 1 s")]
@@ -24,7 +24,7 @@ def stored(path: Path, report: object) -> Path:
 
 
 def test_a_stored_report_gives_the_same_verdict(tmp_path: Path) -> None:
-    report = run(storage=0.1)
+    report = make_run(storage=0.1)
     back = load_report(stored(tmp_path / "report.json", report))
     assert is_report(tmp_path / "report.json")
     for name in (
@@ -81,16 +81,16 @@ def test_folders_and_missing_files_are_no_stored_reports(tmp_path: Path) -> None
 
 
 def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
-    path = stored(tmp_path / "report.json", run())
+    path = stored(tmp_path / "report.json", make_run())
     document = json.loads(path.read_text())
     document["history"] = {"stretches": 3}
     document["ranks"][0]["surprise"] = 1
     path.write_text(json.dumps(document))
-    assert load_report(path).ranks == run().ranks
+    assert load_report(path).ranks == make_run().ranks
 
 
 def test_reports_of_older_versions_lack_keys_that_no_verdict_needs(tmp_path: Path) -> None:
-    path = stored(tmp_path / "report.json", run(storage=0.1))
+    path = stored(tmp_path / "report.json", make_run(storage=0.1))
     document = json.loads(path.read_text())
     for key in ("underfill", "worth", "tail", "history"):
         del document[key]
@@ -125,7 +125,7 @@ def test_reports_of_older_versions_lack_keys_that_no_verdict_needs(tmp_path: Pat
 def test_a_key_of_another_type_is_refused_by_its_place(
     place: tuple[str | int, ...], value: object, message: str, tmp_path: Path
 ) -> None:
-    path = stored(tmp_path / "report.json", run())
+    path = stored(tmp_path / "report.json", make_run())
     document = json.loads(path.read_text())
     parent = document
     for key in place[:-1]:

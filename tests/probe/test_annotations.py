@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.probing import DATA_WAIT, FETCH, STEP, Ring, clean_environment, install, recorded
+from tests.support.probe_jobs import (
+    DATA_WAIT,
+    FETCH,
+    STEP,
+    Ring,
+    clean_environment,
+    install_probe,
+    record_code,
+)
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -27,11 +35,11 @@ import _clusterprof_probe as probe
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "run")
+    return install_probe(tmp_path / "run")
 
 
 def marked(run_dir: Path, code: str) -> Ring:
-    (ring,) = recorded(CLOCK + code, run_dir, ROOT)
+    (ring,) = record_code(CLOCK + code, run_dir, ROOT)
     assert ring.switched_off == 0
     return ring
 
@@ -94,7 +102,7 @@ def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
         "    began = time.thread_time()\n"
         "    while time.thread_time() - began < 0.03: pass"
     )
-    (ring,) = recorded(code, run_dir, ROOT)
+    (ring,) = record_code(code, run_dir, ROOT)
     (fetch,) = ring.of(FETCH)
     # 30 ms asleep and 30 ms of CPU: the CPU time leaves out all of the sleep and none of the rest.
     assert fetch.a == 1
@@ -121,7 +129,7 @@ def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
         "open(sys.argv[2], 'w').write(str(used))"
     )
     note = run_dir / "note"
-    (ring,) = recorded(code, run_dir, ROOT, str(note))
+    (ring,) = record_code(code, run_dir, ROOT, str(note))
     used = int(note.read_text())
     _, *fetches = ring.of(FETCH)
     assert len(fetches) == 10
@@ -146,7 +154,7 @@ def test_a_fetch_of_ones_own_tells_what_it_read_from_the_device(
         "open(sys.argv[3], 'w').write(str(from_devices() - before))"
     )
     note = run_dir / "note"
-    (ring,) = recorded(code, run_dir, ROOT, str(tmp_path / "data"), str(note))
+    (ring,) = record_code(code, run_dir, ROOT, str(tmp_path / "data"), str(note))
     read = int(note.read_text())
     if not read:
         pytest.skip("the temporary folder does not lie on a block device")
@@ -298,7 +306,7 @@ def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
         "with clusterprof.span('x'): clusterprof.step()\n"
         "assert not probe.on"
     )
-    assert recorded(CLOCK + code, run_dir, ROOT) == []
+    assert record_code(CLOCK + code, run_dir, ROOT) == []
 
 
 @pytest.mark.parametrize(
@@ -317,4 +325,4 @@ def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
         f"try: clusterprof.step()\nexcept {error}: caught = True\n"
         "assert caught and probe.on"
     )
-    assert recorded(CLOCK + code, run_dir, ROOT) == []
+    assert record_code(CLOCK + code, run_dir, ROOT) == []

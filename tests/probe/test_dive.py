@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.launch.launcher import install_probe
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 ROOT = str(Path(__file__).parents[2])

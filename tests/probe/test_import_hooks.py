@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.probing import install, run
+from tests.support.probe_jobs import install_probe, run_python
 
 HEAD = """
 import sys
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def out(tmp_path: Path, code: str, path: Path) -> str:
-    run_dir = install(tmp_path / "run")
-    result = run("-c", HEAD + code, run_dir=run_dir, PYTHONPATH=str(path))
+    run_dir = install_probe(tmp_path / "run")
+    result = run_python("-c", HEAD + code, run_dir=run_dir, PYTHONPATH=str(path))
     assert (result.returncode, result.stderr) == (0, b""), result.stderr.decode()
     return result.stdout.decode().strip()
 
@@ -74,7 +74,9 @@ def test_looking_for_a_module_runs_nothing(tmp_path: Path, folder: Path) -> None
     assert out(tmp_path, code, folder) == "wanted None\n[] False"
 
 
-@pytest.mark.skipif(job_python.version() < (3, 10), reason="zipimport has no exec_module: no hooks")
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 10), reason="zipimport has no exec_module: no hooks"
+)
 def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> None:
     archive = tmp_path / "modules.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -96,7 +98,7 @@ def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder:
     )
     # broken: the line above and its own; absent: the line above. Python 3.10 raises again on a copy
     # of the traceback, in which our line stays.
-    lines = 2 if job_python.version() >= (3, 11) else 3
+    lines = 2 if job_python.get_python_version() >= (3, 11) else 3
     text = f"No module named 'no_such_module' {lines}\nNo module named 'absent' 1\n[] True"
     assert out(tmp_path, code, folder) == text
 

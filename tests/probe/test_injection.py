@@ -9,11 +9,11 @@ import pytest
 
 from clusterprof.agent.launch import launcher
 from clusterprof.errors import CannotStart
-from tests.support.probing import install
+from tests.support.probe_jobs import install_probe
 
 
 def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run")
+    run_dir = install_probe(tmp_path / "run")
     probe = run_dir / "probe"
     assert sorted(path.name for path in probe.iterdir() if path.name != "__pycache__") == [
         "_clusterprof_probe",
@@ -25,7 +25,7 @@ def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run", gpu_events=False)
+    run_dir = install_probe(tmp_path / "run", gpu_events=False)
     (run_dir / "probe/mark").write_text("")
     launcher.install_probe(run_dir, gpu_events=True, strict=True)
     assert (run_dir / "probe/mark").exists()
@@ -56,7 +56,7 @@ def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> Non
 def test_the_configuration_says_whether_and_how_stacks_are_sampled(
     tmp_path: Path, stacks: launcher.StackPaths | None, lines: list[str]
 ) -> None:
-    content = (install(tmp_path / "run", stacks=stacks) / "probe/config.json").read_text()
+    content = (install_probe(tmp_path / "run", stacks=stacks) / "probe/config.json").read_text()
     assert [line.strip(",") for line in content.splitlines() if "stack" in line] == lines
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.probing import INTERPRETER_WAIT, STACK_SAMPLE, install, recorded
+from tests.support.probe_jobs import INTERPRETER_WAIT, STACK_SAMPLE, install_probe, record_code
 
 KEEP_LOCK = """
 import ctypes, os, sys, threading, time
@@ -18,7 +18,7 @@ usleep = ctypes.PyDLL(None).usleep  # called with the lock kept, as by an extens
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "run")
+    return install_probe(tmp_path / "run")
 
 
 def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
@@ -29,7 +29,7 @@ def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
         "open(sys.argv[1], 'w').write('%d %d' % (before, after))"
     )
     note = run_dir / "note"
-    (ring,) = recorded(code, run_dir, str(note), with_gc=True)
+    (ring,) = record_code(code, run_dir, str(note), with_gc=True)
     before, after = (int(word) for word in note.read_text().split())
     waits = [span for span in ring.of(INTERPRETER_WAIT) if before <= span.start_ns < after]
     # The thread wanted the lock after at most 75 ms, and got it when it was given away.
@@ -44,7 +44,7 @@ def test_the_job_does_not_see_the_thread(run_dir: Path) -> None:
     code = KEEP_LOCK + (
         "assert threading.active_count() == 1\nassert len(os.listdir('/proc/self/task')) == 2\n"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_a_fork_happens_without_the_thread(run_dir: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_fork_happens_without_the_thread(run_dir: Path) -> None:
         "end = time.monotonic() + 10\n"
         "while len(os.listdir('/proc/self/task')) != 2: assert time.monotonic() < end\n"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_it_takes_no_signal(run_dir: Path) -> None:
@@ -71,7 +71,7 @@ def test_it_takes_no_signal(run_dir: Path) -> None:
         "assert blocked >> (signal.SIGTERM - 1) & 1 and blocked >> (signal.SIGPROF - 1) & 1\n"
         "assert not blocked >> (signal.SIGSEGV - 1) & 1\n"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 OWN_INTERVAL = KEEP_LOCK + (
@@ -86,7 +86,7 @@ BY_HAND = OWN_INTERVAL + "watch.stop()\nwhile len(os.listdir('/proc/self/task'))
 
 @pytest.fixture
 def sampled_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "sampled", stacks="full")
+    return install_probe(tmp_path / "sampled", stacks="full")
 
 
 def test_the_switch_interval_is_lowered_and_restored(run_dir: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_switch_interval_is_lowered_and_restored(run_dir: Path) -> None:
         "assert watch.restore_switch_interval() and read() == own\n"
         "assert not watch.restore_switch_interval() and read() == own"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_the_interval_is_longer_where_c_code_keeps_the_lock(run_dir: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_interval_is_longer_where_c_code_keeps_the_lock(run_dir: Path) -> No
         "    assert watch.restore_switch_interval() and read() == own\n"
         "assert chosen == [100, 100, 160, 1000], chosen"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_each_microsecond_of_the_jobs_switch_interval_is_restored(run_dir: Path) -> None:
@@ -119,7 +119,7 @@ def test_each_microsecond_of_the_jobs_switch_interval_is_restored(run_dir: Path)
         "    watch.lower_switch_interval(); watch.restore_switch_interval()\n"
         "    assert read() == own, (us, own, read())"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_an_interval_that_the_job_sets_meanwhile_stays(run_dir: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_interval_that_the_job_sets_meanwhile_stays(run_dir: Path) -> None:
         "assert watch.restore_switch_interval() and read() == own\n"
         "assert not watch.restore_switch_interval() and read() == own"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 @pytest.mark.parametrize("own_s", ["0.0001", "0.00005", "0.000001"])
@@ -139,7 +139,7 @@ def test_the_switch_interval_is_never_raised(run_dir: Path, own_s: str) -> None:
         "watch.lower_switch_interval(); assert read() == own\n"
         "assert not watch.restore_switch_interval() and read() == own"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_a_forked_child_has_the_jobs_switch_interval(run_dir: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_forked_child_has_the_jobs_switch_interval(run_dir: Path) -> None:
         "assert os.waitpid(pid, 0)[1] == 0\n"
         "assert watch.restore_switch_interval() and read() == own"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> No
         "watch.lower_switch_interval(); watch.restore_switch_interval()\n"
         "assert noted == [own, own], noted"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 # The thread lowers the interval at once, and samples a second later.
@@ -182,7 +182,7 @@ def test_a_thread_that_ends_restores_the_switch_interval(sampled_dir: Path) -> N
             "assert read() == own"
         )
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1
 
 
 def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> None:
@@ -198,7 +198,7 @@ def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> No
             "    assert os.waitpid(pid, 0)[1] == 0\n"
         )
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1
 
 
 def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) 
         "while len(os.listdir('/proc/self/task')) > 1: pass\n"
         "assert read() == own"
     )
-    (ring,) = recorded(code, sampled_dir)
+    (ring,) = record_code(code, sampled_dir)
     assert len(ring.of(STACK_SAMPLE)) >= 3
 
 
@@ -226,7 +226,7 @@ def test_without_stacks_the_switch_interval_is_left_alone(run_dir: Path) -> None
         "while time.monotonic() < end: pass\n"
         "assert read() == own"
     )
-    assert len(recorded(code, run_dir)) == 1
+    assert len(record_code(code, run_dir)) == 1
 
 
 def test_the_interval_is_lowered_for_a_while_after_the_lock_was_given_away(
@@ -246,7 +246,7 @@ def test_the_interval_is_lowered_for_a_while_after_the_lock_was_given_away(
         "assert finish(7_201_000) == 32\n"
         "assert [finish(299_000, True), finish(301_000, True)] == [31, 32]"
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_both_budgets_lengthen_the_pause(
         "sampler.all_cpu_ns = 10**15\n"
         f"assert abs(watched._choose_pause() - {pause_s}) < 1e-9, watched._choose_pause()"
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1
 
 
 def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
@@ -282,7 +282,7 @@ def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
         "sampler.started_ns -= 11 * 10**9\n"
         "assert watched._choose_pause() == 0.05"
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1
 
 
 def test_after_a_wait_for_the_lock_more_cpu_time_may_be_used(sampled_dir: Path) -> None:
@@ -295,4 +295,4 @@ def test_after_a_wait_for_the_lock_more_cpu_time_may_be_used(sampled_dir: Path) 
         "sampler.all_cpu_ns += 2_000_000\n"
         "assert abs(watched._choose_pause(True) - 0.2) < 1e-9"  # 600 us / 0.3 %
     )
-    assert len(recorded(code, sampled_dir)) == 1
+    assert len(record_code(code, sampled_dir)) == 1

@@ -12,16 +12,16 @@ import pytest
 
 from clusterprof.agent.launch import launcher
 from tests.support import job_python
-from tests.support.probing import (
+from tests.support.probe_jobs import (
     UNTIL_HELD,
     Ring,
+    RingWatcher,
     Span,
-    Watcher,
     clean_environment,
-    install,
-    parse,
-    recorded,
-    run,
+    install_probe,
+    parse_ring,
+    record_code,
+    run_python,
 )
 
 ROOT = str(Path(__file__).parents[2])
@@ -34,7 +34,7 @@ import _clusterprof_probe as probe
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "run")
+    return install_probe(tmp_path / "run")
 
 
 def only(rings: list[Ring]) -> Ring:
@@ -44,7 +44,7 @@ def only(rings: list[Ring]) -> Ring:
 
 def test_a_span_arrives_as_it_was_emitted(run_dir: Path) -> None:
     code = HEAD + "assert probe.emit(1, 10, 20, 3, -1, 5, 1) == 1; probe.emit(7, 30, 40)"
-    ring = only(recorded(code, run_dir))
+    ring = only(record_code(code, run_dir))
     assert ring.spans == [Span(1, 10, 20, 1, 3, -1, 5, 1), Span(2, 30, 40, 7, 0, 0, 0, 0)]
     assert (ring.capacity, ring.switched_off) == (2048, 0)
 
@@ -56,7 +56,7 @@ def test_the_ring_and_the_process_are_announced(run_dir: Path) -> None:
         "open(sys.argv[1], 'w').write('%d %s' % (os.getpid(), stat[19]))"
     )
     note = run_dir / "note"
-    ring = only(recorded(code, run_dir, str(note), RANK="3", LOCAL_RANK="1", OTHER="x"))
+    ring = only(record_code(code, run_dir, str(note), RANK="3", LOCAL_RANK="1", OTHER="x"))
     pid, ticks = (int(word) for word in note.read_text().split())
     assert (ring.pid, ring.started_ticks) == (pid, ticks)
     announced = json.loads((run_dir / f"rings/{pid}.0.json").read_text())
@@ -75,7 +75,7 @@ def test_the_ring_and_the_process_are_announced(run_dir: Path) -> None:
 
 
 def test_an_emulated_device_is_registered(run_dir: Path) -> None:
-    recorded(HEAD + "probe.emit(1, 10, 20)", run_dir, CLUSTERPROF_EMULATED="0")
+    record_code(HEAD + "probe.emit(1, 10, 20)", run_dir, CLUSTERPROF_EMULATED="0")
     (path,) = (run_dir / "register").iterdir()
     assert json.loads(path.read_text())["device"] == "emulated-0"
 
@@ -88,19 +88,19 @@ def test_versions_of_frameworks_are_registered_once_they_are_imported(run_dir: P
         "    sys.modules[name].__version__ = version\n"
         "probe.emit(1, 10, 20)"
     )
-    recorded(code, run_dir)
+    record_code(code, run_dir)
     (path,) = (run_dir / "register").iterdir()
     assert json.loads(path.read_text())["frameworks"] == "torch 2.13.0, tensorflow " + "v" * 32
 
 
 def test_nothing_is_announced_before_the_first_record(run_dir: Path) -> None:
-    assert run("-c", "import _clusterprof_probe", run_dir=run_dir).returncode == 0
+    assert run_python("-c", "import _clusterprof_probe", run_dir=run_dir).returncode == 0
     assert not list((run_dir / "rings").iterdir()) + list((run_dir / "register").iterdir())
 
 
 def test_the_oldest_records_are_overwritten(run_dir: Path) -> None:
     ring = only(
-        recorded(HEAD + "gc.disable(); [probe.emit(65, i, i + 1) for i in range(5000)]", run_dir)
+        record_code(HEAD + "gc.disable(); [probe.emit(65, i, i + 1) for i in range(5000)]", run_dir)
     )
     # 5,000 written, 2,048 kept: sequences 2,953 … 5,000, which are i = 2,952 … 4,999. The end of
     # the interpreter may add some collections, which push out as many of ours.
@@ -116,7 +116,7 @@ def test_a_record_that_is_half_new_is_known_by_its_sequence(run_dir: Path) -> No
         "import _clusterprof_probe.ring as ring\n"
         "ring._words[4096 // 8 + 8] = 2050\n"  # slot 1: the sequence of the next round
     )
-    assert [span.sequence for span in only(recorded(code, run_dir)).spans] == [1, 3]
+    assert [span.sequence for span in only(record_code(code, run_dir)).spans] == [1, 3]
 
 
 def test_nobody_can_truncate_the_ring(run_dir: Path) -> None:
@@ -130,7 +130,7 @@ def test_nobody_can_truncate_the_ring(run_dir: Path) -> None:
         "probe.emit(1, 30, 40)\n"
         "print(os.get_inheritable(fd), oct(os.fstat(fd).st_size))"
     )
-    result = run("-c", code, run_dir=run_dir)
+    result = run_python("-c", code, run_dir=run_dir)
     assert result.stdout == b"refused 0\nrefused 1048576\nFalse 0o410000\n", result.stderr
 
 
@@ -141,17 +141,17 @@ def test_a_killed_process_leaves_its_ring_to_who_holds_it(run_dir: Path) -> None
         "probe.emit(65, 10, 11); os.kill(os.getpid(), 9)"
     )
     environ = launcher.with_probe_path(run_dir, clean_environment())
-    watcher = Watcher(run_dir)
+    watcher = RingWatcher(run_dir)
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [job_python.PYTHON, "-c", code], env=environ, stdin=pipe, stdout=pipe
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == b"ready\n"
-        watcher.look()
+        watcher.read_announcements()
         job.communicate(b"\n")
     assert job.returncode == -signal.SIGKILL
-    assert [span.start_ns for span in watcher.ring(job.pid).spans] == list(range(11))
+    assert [span.start_ns for span in watcher.read_ring(job.pid).spans] == list(range(11))
 
 
 def test_a_forked_child_has_a_ring_of_its_own(run_dir: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_forked_child_has_a_ring_of_its_own(run_dir: Path) -> None:
         f"    probe.emit(64, 100, 100); {UNTIL_HELD}; os._exit(0)\n"
         "probe.emit(64, 3, 3); os.waitpid(pid, 0)"
     )
-    parent, child = sorted(recorded(code, run_dir), key=lambda ring: -ring.capacity)
+    parent, child = sorted(record_code(code, run_dir), key=lambda ring: -ring.capacity)
     assert [span.start_ns for span in parent.spans] == [0, 1, 2, 3]
     assert [(span.sequence, span.start_ns) for span in child.spans] == [(1, 100)]
     assert (parent.capacity, child.capacity) == (2048, 512)
@@ -180,7 +180,7 @@ def test_a_child_forked_before_the_first_record_registers_for_itself(run_dir: Pa
         f"    os.environ['RANK'] = '1'; probe.emit(7, 1, 2); {UNTIL_HELD}; os._exit(0)\n"
         "os.waitpid(pid, 0)"
     )
-    ring = only(recorded(code, run_dir))
+    ring = only(record_code(code, run_dir))
     (path,) = (run_dir / "register").iterdir()
     assert path.stem == str(ring.pid)
     assert json.loads(path.read_text())["variables"] == {"RANK": "1"}
@@ -211,7 +211,7 @@ def test_forks_with_marking_threads_do_not_hang(run_dir: Path) -> None:
         "        assert os.waitpid(pid, 0)[1] == 0\n"
         "finally: ended.set()"
     )
-    result = run("-W", "ignore", "-c", code, ROOT, run_dir=run_dir)
+    result = run_python("-W", "ignore", "-c", code, ROOT, run_dir=run_dir)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
@@ -227,7 +227,7 @@ def test_threads_do_not_lose_each_others_records(run_dir: Path) -> None:
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()"
     )
-    ring = only(recorded(code, run_dir))
+    ring = only(record_code(code, run_dir))
     others = ring.written - (1 + 4 * 20000)  # of the interpreter's lock, and as it ended
     assert 0 <= others < 10
     # Every slot holds the sequence that belongs there; the other records may be older than these.
@@ -242,13 +242,13 @@ def test_threads_do_not_lose_each_others_records(run_dir: Path) -> None:
 
 def test_without_memfd_the_ring_is_a_file(run_dir: Path) -> None:
     code = "import os; del os.memfd_create\n" + HEAD + "probe.emit(65, 1, 2); print(os.getpid())"
-    result = run("-c", code, run_dir=run_dir)
+    result = run_python("-c", code, run_dir=run_dir)
     pid = int(result.stdout)
     path = run_dir / f"rings/{pid}.0.ring"
     announced = json.loads((run_dir / f"rings/{pid}.0.json").read_text())
     assert (announced["fd"], announced["path"]) == (None, str(path))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [span.start_ns for span in parse(path.read_bytes()).spans] == [1]
+    assert [span.start_ns for span in parse_ring(path.read_bytes()).spans] == [1]
 
 
 def test_without_memory_for_a_ring_the_probe_is_off_and_says_so(run_dir: Path) -> None:
@@ -257,7 +257,7 @@ def test_without_memory_for_a_ring_the_probe_is_off_and_says_so(run_dir: Path) -
         + HEAD
         + "print(probe.emit(65, 1, 2), probe.emit(65, 3, 4), os.getpid())"
     )
-    result = run("-c", code, run_dir=run_dir)
+    result = run_python("-c", code, run_dir=run_dir)
     assert result.stderr == b""
     first, second, pid = result.stdout.split()
     assert (first, second) == (b"0", b"0")
@@ -270,6 +270,6 @@ def test_a_value_that_is_no_integer_switches_off_and_is_recorded_in_the_ring(run
     code = HEAD + (
         "probe.emit(65, 1, 2); probe.emit(65, 1 << 70, 2)\nassert probe.emit(65, 3, 4) == 0"
     )
-    ring = only(recorded(code, run_dir))
+    ring = only(record_code(code, run_dir))
     assert ring.switched_off == 1
     assert [span.start_ns for span in ring.spans] == [1]

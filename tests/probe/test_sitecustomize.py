@@ -16,7 +16,13 @@ import pytest
 
 import clusterprof.probe
 from tests.support import job_python
-from tests.support.probing import CHECKPOINT, install, parse, run, seen
+from tests.support.probe_jobs import (
+    CHECKPOINT,
+    collect_output,
+    install_probe,
+    parse_ring,
+    run_python,
+)
 
 JOB = """
 import os, sys
@@ -56,7 +62,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "run")
+    return install_probe(tmp_path / "run")
 
 
 def package(run_dir: Path) -> Path:
@@ -65,14 +71,16 @@ def package(run_dir: Path) -> Path:
 
 def same_as_without_us(job: Path, run_dir: Path, *options: str, **environ: str) -> None:
     command = (*options, "job.py", "saved")
-    with_probe = run(*command, run_dir=run_dir, cwd=job, **environ)
-    assert seen(with_probe) == seen(run(*command, run_dir=None, cwd=job, **environ))
+    with_probe = run_python(*command, run_dir=run_dir, cwd=job, **environ)
+    assert collect_output(with_probe) == collect_output(
+        run_python(*command, run_dir=None, cwd=job, **environ)
+    )
     assert with_probe.returncode == 7
 
 
 def checkpoints(run_dir: Path) -> int:
     """Return how many checkpoints the rings hold: 1 when the probe was whole, 0 when off."""
-    rings = [parse(path.read_bytes()) for path in (run_dir / "rings").glob("*.ring")]
+    rings = [parse_ring(path.read_bytes()) for path in (run_dir / "rings").glob("*.ring")]
     return sum(len(ring.of(CHECKPOINT)) for ring in rings)
 
 
@@ -192,13 +200,13 @@ def test_a_home_that_cannot_be_written_makes_no_difference(
 
 
 @pytest.mark.skipif(
-    job_python.version() < (3, 11), reason="Python 3.10 raises on a copied traceback"
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 raises on a copied traceback"
 )
 def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> None:
     text = (job / "job.py").read_text().replace("save([1], sys.argv[1])", "save([1], '/sys/x')")
     (job / "job.py").write_text(text)
-    with_probe = run("job.py", run_dir=run_dir, cwd=job)
-    assert seen(with_probe) == seen(run("job.py", run_dir=None, cwd=job))
+    with_probe = run_python("job.py", run_dir=run_dir, cwd=job)
+    assert collect_output(with_probe) == collect_output(run_python("job.py", run_dir=None, cwd=job))
     assert with_probe.returncode == 1
     assert b"in save" in with_probe.stderr
 
@@ -239,8 +247,8 @@ def test_the_start_imports_nothing_of_anybody_and_starts_nothing(run_dir: Path) 
         "print(len(ours), file=sys.stderr)"
     )
     folder = str(run_dir / "probe")
-    with_probe = run("-c", code, folder, run_dir=run_dir)
-    without = run("-c", code, folder, run_dir=None)
+    with_probe = run_python("-c", code, folder, run_dir=run_dir)
+    without = run_python("-c", code, folder, run_dir=None)
     assert with_probe.stdout == without.stdout
     assert with_probe.stderr == b"set()\n3\n"  # the package, its import hook, its table of hooks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.probing import install, run, seen
+from tests.support.probe_jobs import collect_output, install_probe, run_python
 
 BODIES = {
     "nothing": "",
@@ -42,19 +42,21 @@ def test_it_behaves_as_it_does_without_us(tmp_path: Path, body: str) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "sitecustomize.py").write_text(BODIES[body])
-    run_dir = install(tmp_path / "run")
+    run_dir = install_probe(tmp_path / "run")
     environ = {"PYTHONPATH": str(mine), "PYTHONDONTWRITEBYTECODE": "1"}
-    with_probe = run("-c", JOB, run_dir=run_dir, **environ)
-    without = run("-c", JOB, run_dir=None, **environ)
-    assert seen(with_probe) == seen(without)
-    probed = run("-c", "print('_clusterprof_probe' in __import__('sys').modules)", run_dir=run_dir)
+    with_probe = run_python("-c", JOB, run_dir=run_dir, **environ)
+    without = run_python("-c", JOB, run_dir=None, **environ)
+    assert collect_output(with_probe) == collect_output(without)
+    probed = run_python(
+        "-c", "print('_clusterprof_probe' in __import__('sys').modules)", run_dir=run_dir
+    )
     assert probed.stdout == b"True\n"
 
 
 def test_none_is_none(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run")
-    with_probe = run("-c", JOB, run_dir=run_dir)
-    assert seen(with_probe) == seen(run("-c", JOB, run_dir=None))
+    run_dir = install_probe(tmp_path / "run")
+    with_probe = run_python("-c", JOB, run_dir=run_dir)
+    assert collect_output(with_probe) == collect_output(run_python("-c", JOB, run_dir=None))
     assert with_probe.returncode == 7
 
 
@@ -63,17 +65,17 @@ def test_it_runs_once_and_after_the_probe(tmp_path: Path) -> None:
     mine.mkdir()
     body = "import sys; print('mine', '_clusterprof_probe' in sys.modules)"
     (mine / "sitecustomize.py").write_text(body)
-    run_dir = install(tmp_path / "run")
-    result = run("-c", "import sitecustomize", run_dir=run_dir, PYTHONPATH=str(mine))
-    assert seen(result) == (0, b"mine True\n", b"")
+    run_dir = install_probe(tmp_path / "run")
+    result = run_python("-c", "import sitecustomize", run_dir=run_dir, PYTHONPATH=str(mine))
+    assert collect_output(result) == (0, b"mine True\n", b"")
 
 
 def test_a_recording_inside_a_recording_starts_one_probe(tmp_path: Path) -> None:
-    outer = install(tmp_path / "outer")
-    inner = install(tmp_path / "inner")
+    outer = install_probe(tmp_path / "outer")
+    inner = install_probe(tmp_path / "inner")
     code = (
         "import sys; print(sys.modules['_clusterprof_probe'].run_dir)\n"
         "print(len([f for f in sys.meta_path if 'clusterprof' in type(f).__module__]))"
     )
-    result = run("-c", code, run_dir=inner, PYTHONPATH=str(outer / "probe"))
-    assert seen(result) == (0, f"{inner}\n1\n".encode(), b"")
+    result = run_python("-c", code, run_dir=inner, PYTHONPATH=str(outer / "probe"))
+    assert collect_output(result) == (0, f"{inner}\n1\n".encode(), b"")

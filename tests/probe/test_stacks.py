@@ -13,14 +13,14 @@ from types import FunctionType
 import pytest
 
 from clusterprof.probe import stacks
-from tests.support.probing import (
+from tests.support.probe_jobs import (
     STACK_SAMPLE,
     STACK_SAMPLER,
     Ring,
-    install,
+    install_probe,
     list_stacks,
-    longer,
-    recorded,
+    record_code,
+    select_long_values,
 )
 
 HEAD = """
@@ -51,7 +51,7 @@ needs_resume = pytest.mark.skipif(
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    return install(tmp_path / "run", stacks="full")
+    return install_probe(tmp_path / "run", stacks="full")
 
 
 def only_stack(rings: list[Ring]) -> list[tuple[str, str, int, int]]:
@@ -62,7 +62,7 @@ def only_stack(rings: list[Ring]) -> list[tuple[str, str, int, int]]:
 
 def test_a_sleeping_line_is_named(run_dir: Path) -> None:
     code = HEAD + "def pause():\n    time.sleep(1.5)\npause()"
-    (ring,) = recorded(code, run_dir)
+    (ring,) = record_code(code, run_dir)
     named = list_stacks(ring.log)
     samples = [span for span in ring.of(STACK_SAMPLE) if len(named[span.a]) > 1]
     assert len(samples) >= 3
@@ -89,7 +89,7 @@ def test_the_thread_that_ends_steps_is_sampled(run_dir: Path) -> None:
         "    time.sleep(1)\n"
         "thread = threading.Thread(target=train); thread.start(); thread.join()"
     )
-    (ring,) = recorded(code, run_dir)
+    (ring,) = record_code(code, run_dir)
     named = list_stacks(ring.log)
     assert "train" in [named[span.a][-1][1] for span in ring.of(STACK_SAMPLE)]
 
@@ -100,7 +100,7 @@ def test_the_sampler_reports_about_itself_at_the_end(run_dir: Path) -> None:
         "import _clusterprof_probe.interpreter_lock as watch\n"
         "watch._stop_at_exit()"
     )
-    (ring,) = recorded(code, run_dir)
+    (ring,) = record_code(code, run_dir)
     (report,) = ring.of(STACK_SAMPLER)
     assert report.a == len(ring.of(STACK_SAMPLE)) >= 1
     assert report.b > 0
@@ -108,8 +108,8 @@ def test_the_sampler_reports_about_itself_at_the_end(run_dir: Path) -> None:
 
 
 def test_without_stacks_there_is_no_log_and_no_sample(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run", stacks=None)
-    (ring,) = recorded(HEAD + "time.sleep(0.4)", run_dir)
+    run_dir = install_probe(tmp_path / "run", stacks=None)
+    (ring,) = record_code(HEAD + "time.sleep(0.4)", run_dir)
     assert (ring.of(STACK_SAMPLE), ring.log) == ([], b"")
 
 
@@ -119,9 +119,9 @@ def test_without_stacks_there_is_no_log_and_no_sample(tmp_path: Path) -> None:
     [("full", "/job/train.py"), ("hash", "0410782d50d39946.py"), ("names", "train.py")],
 )
 def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str) -> None:
-    run_dir = install(tmp_path / "run", stacks=paths)  # type: ignore[arg-type]
+    run_dir = install_probe(tmp_path / "run", stacks=paths)  # type: ignore[arg-type]
     code = HEAD + TAKE + "exec(compile('take()', '/job/train.py', 'exec'))"
-    assert [frame[0] for frame in only_stack(recorded(code, run_dir))] == [
+    assert [frame[0] for frame in only_stack(record_code(code, run_dir))] == [
         "<string>",
         name,
         "<string>",
@@ -130,7 +130,7 @@ def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str)
 
 def test_own_frames_are_left_out(run_dir: Path) -> None:
     code = HEAD + TAKE + "take()"
-    assert [frame[1] for frame in only_stack(recorded(code, run_dir))] == ["<module>", "take"]
+    assert [frame[1] for frame in only_stack(record_code(code, run_dir))] == ["<module>", "take"]
 
 
 @needs_resume
@@ -147,7 +147,7 @@ def test_c_code_before_a_call_is_at_its_own_line(run_dir: Path) -> None:
     numbers = list(range(400_000))
     work()
     """
-    (ring,) = recorded(HEAD + textwrap.dedent(code), run_dir)
+    (ring,) = record_code(HEAD + textwrap.dedent(code), run_dir)
     named = list_stacks(ring.log)
     samples = [span for span in ring.of(STACK_SAMPLE) if named[span.a]]
     ends = Counter(named[span.a][-1][1:4:2] for span in samples)
@@ -219,14 +219,14 @@ def test_a_wrapper_of_the_probe_is_no_line_before_a_call(run_dir: Path) -> None:
     scope["enter"] = enter
     step()
     """
-    (ring,) = recorded(HEAD + TAKE + textwrap.dedent(code), run_dir)
+    (ring,) = record_code(HEAD + TAKE + textwrap.dedent(code), run_dir)
     (sample,) = ring.of(STACK_SAMPLE)
     assert [frame[1] for frame in list_stacks(ring.log)[sample.a]] == ["<module>", "step"]
 
 
 def test_of_a_deep_stack_the_innermost_frames_are_kept(run_dir: Path) -> None:
     code = HEAD + TAKE + "def dig(n):\n    return dig(n - 1) if n else take()\ndig(200)"
-    stack = only_stack(recorded(code, run_dir))
+    stack = only_stack(record_code(code, run_dir))
     assert len(stack) == 64
     assert [frame[1] for frame in stack[-2:]] == ["dig", "take"]
     assert stack[0][1] == "dig"
@@ -241,7 +241,7 @@ def test_generators_and_odd_names_are_recorded(run_dir: Path) -> None:
             "exec(compile(source, 'a\\x1b[31m\\n\\udc80b', 'exec'))"
         )
     )
-    stack = only_stack(recorded(code, run_dir))
+    stack = only_stack(record_code(code, run_dir))
     assert [frame[0] for frame in stack[1:3]] == ["a\x1b[31m\n?b"] * 2
     assert stack[2][1:] == ("inner", 1, 2)
 
@@ -258,7 +258,7 @@ def test_no_object_of_the_job_is_kept(run_dir: Path) -> None:
             "assert hold()() is None"
         )
     )
-    assert only_stack(recorded(code, run_dir))[-2][1] == "hold"
+    assert only_stack(record_code(code, run_dir))[-2][1] == "hold"
 
 
 def test_a_forked_child_numbers_for_itself(run_dir: Path) -> None:
@@ -273,13 +273,13 @@ def test_a_forked_child_numbers_for_itself(run_dir: Path) -> None:
             "else: (lambda: take())()\n"
         )
     )
-    parent, child = sorted(recorded(code, run_dir), key=lambda ring: -ring.capacity)
+    parent, child = sorted(record_code(code, run_dir), key=lambda ring: -ring.capacity)
     assert [span.a for span in parent.of(STACK_SAMPLE)] == [2]
     assert [span.a for span in child.of(STACK_SAMPLE)] == [3]
     assert [frame[1] for frame in list_stacks(child.log)[3]] == ["<module>", "<lambda>", "take"]
 
 
-@pytest.mark.parametrize("forks", [500, *longer(10_000)])
+@pytest.mark.parametrize("forks", [500, *select_long_values(10_000)])
 def test_forks_under_sampling_neither_hang_nor_warn(run_dir: Path, forks: int) -> None:
     code = HEAD + (
         "import warnings; warnings.simplefilter('error')\n"  # 3.12 warns of forks with threads
@@ -295,7 +295,7 @@ def test_forks_under_sampling_neither_hang_nor_warn(run_dir: Path, forks: int) -
         "    assert os.waitpid(pid, 0)[1] == 0\n"
         "probe.emit(65, 1, 2)"
     )
-    (ring,) = recorded(code, run_dir)
+    (ring,) = record_code(code, run_dir)
     assert ring.switched_off == 0
     assert ring.of(65)
     assert ring.of(STACK_SAMPLE)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from clusterprof.report import aggregate
 from clusterprof.report.history import History, Wait
 from clusterprof.report.model import CulpritGroup, NodeFacts, RankLedger, RankSum, Report
-from tests.support.cluster_report import S, cluster
+from tests.support.cluster_report import S, make_cluster_report
 
 FIELDS = ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns", "lost_ns")
 
 
 def test_up_to_512_ranks_all_are_listed() -> None:
-    report = cluster(64, 8)
+    report = make_cluster_report(64, 8)
     assert aggregate.select_listed_ranks(report) == list(range(512))
     assert aggregate.sum_unlisted_ranks(report, range(512)) == ()
 
@@ -25,19 +25,22 @@ def test_above_that_those_are_listed_that_the_report_names() -> None:
     # 576 ranks. Culprits: 27 of storage, 568-575 of preprocessing, the first 64 of the imbalance
     # of all. They lost most: 568-575 52 s each, 27 51 s, then 23 of those with 50 s + r ns.
     # The same 32 caused most.
-    assert aggregate.select_listed_ranks(cluster(72, 8)) == [*range(64), *range(545, 576)]
+    assert aggregate.select_listed_ranks(make_cluster_report(72, 8)) == [
+        *range(64),
+        *range(545, 576),
+    ]
 
 
 def test_ranks_of_the_longest_waits_are_listed() -> None:
     waits = tuple(Wait(0, 100 - k, 100 + k, 200 + k, "", None) for k in range(21))
     history = History(None, S, 1, (), waits)
-    listed = aggregate.select_listed_ranks(replace(cluster(72, 8), history=history))
+    listed = aggregate.select_listed_ranks(replace(make_cluster_report(72, 8), history=history))
     assert set(range(100, 120)) | set(range(200, 220)) <= set(listed)
     assert 120 not in listed and 220 not in listed  # the 21st is one too many
 
 
 def test_the_others_are_summed_by_node() -> None:
-    report = cluster(72, 8)
+    report = make_cluster_report(72, 8)
     sums = aggregate.sum_unlisted_ranks(report, aggregate.select_listed_ranks(report))
     # Ranks 64-544: 60 whole nodes, and the first rank of the node after them.
     assert [ranks.ranks for ranks in sums] == [8] * 60 + [1]
@@ -69,7 +72,7 @@ def test_the_others_are_summed_by_node() -> None:
 
 
 def test_racks_and_named_groups_sum_all_ranks() -> None:
-    report = cluster(72, 8)
+    report = make_cluster_report(72, 8)
     nodes = tuple(
         replace(node, rack="leaf1" if at < 40 else "leaf2") for at, node in enumerate(report.nodes)
     )
@@ -85,14 +88,14 @@ def test_racks_and_named_groups_sum_all_ranks() -> None:
 
 
 def test_a_number_of_several_ranks_belongs_to_no_group() -> None:
-    report = cluster(72, 8)
+    report = make_cluster_report(72, 8)
     ranks = (*report.ranks[:-1], replace(report.ranks[-1], rank=0))
     twice = replace(report, ranks=ranks, groups=(CulpritGroup("stage 0", (0, 1)),))
     assert aggregate.sum_groups(twice) == ()
 
 
 def test_culprits_that_are_left_out_are_summed() -> None:
-    imbalance = cluster(72, 8).findings[2]
+    imbalance = make_cluster_report(72, 8).findings[2]
     assert aggregate.sum_culprits(imbalance) == (576 - 64, 0, (576 - 64) * 4 * S)
     unknown = replace(imbalance.culprits[-1], others_ns=None)
     culprits = (*imbalance.culprits[:-1], unknown)
@@ -100,7 +103,7 @@ def test_culprits_that_are_left_out_are_summed() -> None:
 
 
 def test_a_coverage_that_is_not_known_is_not_hidden_by_the_others() -> None:
-    rank = cluster(1, 1).ranks[0]
+    rank = make_cluster_report(1, 1).ranks[0]
     ranks = [rank, replace(rank, coverage_ratio=float("nan"))]
     assert aggregate.sum_ranks("node", "n", ranks).lowest_coverage_ratio is None
 

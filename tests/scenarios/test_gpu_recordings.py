@@ -16,7 +16,7 @@ import pytest
 from clusterprof.analysis.node.selection import PartOfRun
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
-from tests.support.report_checks import check_books
+from tests.support.report_laws import check_conservation
 
 FOLDER = Path(__file__).parents[1] / "recordings" / "h200"
 TRUTH = json.loads((FOLDER / "truth.json").read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def report(name: str) -> Report:
 
 @pytest.mark.parametrize("name", ["slow-dataset", "sleep"])
 def test_every_nanosecond_is_shared_out(name: str) -> None:
-    check_books(report(name))
+    check_conservation(report(name))
 
 
 @pytest.mark.parametrize("name", ["slow-dataset", "sleep"])

@@ -1,4 +1,5 @@
-"""Scenes made by hand: one finding with its numbers, on a node of 16 CPUs with room for all."""
+"""Advice contexts made by hand: one finding with its numbers, on a node of 16 CPUs with free
+capacity."""
 
 from __future__ import annotations
 
@@ -37,23 +38,24 @@ SETUP = RankSetup(
 )
 
 
-def finding(cause: str, **changes: Any) -> Finding:
-    """40 s of 100 s in steps were lost by rank 3 of node-a, and fixing it wins all of it."""
+def make_finding(cause: str, **changes: Any) -> Finding:
+    """Make a finding: rank 3 of node-a lost 40 s of 100 s in steps, and a fix saves all of it."""
     culprit = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
     made = Finding(CAUSES[cause], 40 * S, 0.4, 40 * S, 0.9, "A", False, False, culprits=(culprit,))
     return replace(made, **changes)
 
 
-def numbers(**values: float) -> tuple[Evidence, ...]:
-    """Evidence by name, with a double underscore for the dot, and no note."""
+def make_evidence(**values: float) -> tuple[Evidence, ...]:
+    """Make evidence without notes; a double underscore stands for the dot in a name."""
     named = {name.replace("__", "."): value for name, value in values.items()}
     return tuple(
         Evidence(name, value, infer_unit(name.replace(".", "_"))) for name, value in named.items()
     )
 
 
-def scene(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any) -> AdviceContext:
-    """A scene of a job of one rank; fields of finding, machine and setup by their own names."""
+def make_context(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any) -> AdviceContext:
+    """Make the advice context of a job of one rank; keywords set fields of finding, machine and
+    setup."""
     about = {name: changes.pop(name) for name in list(changes) if name in Finding.__slots__}
     if "resource" in changes:
         culprit = Culprit("node-a", 3, "GPU-3", changes.pop("resource"), own_ns=40 * S)
@@ -61,7 +63,7 @@ def scene(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any) -> Ad
     setup = {name: changes.pop(name) for name in list(changes) if name in RankSetup.__slots__}
     machine = {name: changes.pop(name) for name in list(changes) if name in Machine.__slots__}
     return AdviceContext(
-        finding(cause, **about),
+        make_finding(cause, **about),
         evidence,
         replace(SETUP, **setup),
         replace(MACHINE, **machine),

@@ -35,7 +35,7 @@ FLAGS = (
 PATIENCE_S = 60
 
 
-def program() -> str | None:
+def find_chromium() -> str | None:
     """Return the path of a Chromium; None when there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
@@ -55,7 +55,12 @@ class Browser:
         """Run a browser with a profile of its own in a folder, until the block ends."""
         their_in, our_out = os.pipe()
         our_in, their_out = os.pipe()
-        command = [program() or "", *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
+        command = [
+            find_chromium() or "",
+            *FLAGS,
+            f"--user-data-dir={folder / 'profile'}",
+            "about:blank",
+        ]
         # it reads from 3 and writes to 4; bash moves our ends there
         moved = f'exec "$@" 3<&{their_in} 4>&{their_out}'
         process = subprocess.Popen(
@@ -89,7 +94,7 @@ class Browser:
             reported["sessionId"] = self._session
         os.write(self._to, json.dumps(reported).encode() + b"\0")
         while True:
-            heard = self._hear()
+            heard = self._receive()
             if heard.get("id") == self._number:
                 assert "error" not in heard, heard
                 result: dict[str, Any] = heard["result"]
@@ -108,14 +113,14 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call("Performance.enable", timeDomain="threadTicks")
-        self.size(width, height)
+        self.resize(width, height)
         self.call("Page.navigate", url=file.resolve().as_uri() + hash_)
         if wait:
-            self.until(
+            self.wait_until(
                 "document.readyState === 'complete' && 'ready' in document.documentElement.dataset"
             )
 
-    def size(self, width: int, height: int, scale: float = 1) -> None:
+    def resize(self, width: int, height: int, scale: float = 1) -> None:
         """Give the page a window of so many pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -125,11 +130,11 @@ class Browser:
             mobile=False,
         )
 
-    def prefer(self, theme: str) -> None:
+    def set_color_scheme(self, theme: str) -> None:
         """Let the system prefer "dark" or "light"."""
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.frame()
+        self.wait_for_frame()
 
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression in the page; a promise is awaited."""
@@ -139,50 +144,50 @@ class Browser:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    def until(self, script: str) -> None:
+    def wait_until(self, script: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + PATIENCE_S
         while not self.evaluate(script):
             assert time.monotonic() < end, script
             time.sleep(0.02)
 
-    def frame(self) -> None:
-        """Wait until what was asked for is drawn."""
+    def wait_for_frame(self) -> None:
+        """Wait until the page has drawn its next frame."""
         self.evaluate("new Promise(d => requestAnimationFrame(() => requestAnimationFrame(d)))")
 
-    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+    def send_mouse_event(self, kind: str, x: float, y: float, **more: Any) -> None:
         """Send one event of the mouse: mousePressed, mouseMoved, mouseReleased, mouseWheel."""
         buttons = {"button": "left", "clickCount": 1} if kind != "mouseWheel" else {}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **{**buttons, **more})
 
     def drag(self, start: tuple[float, float], end: tuple[float, float], **more: Any) -> None:
         """Press, move and let go."""
-        self.mouse("mousePressed", *start, **more)
+        self.send_mouse_event("mousePressed", *start, **more)
         for part in (0.3, 0.7, 1.0):
             at = [a + (b - a) * part for a, b in zip(start, end)]
-            self.mouse("mouseMoved", *at, buttons=1, **more)
-        self.mouse("mouseReleased", *end, **more)
-        self.frame()
+            self.send_mouse_event("mouseMoved", *at, buttons=1, **more)
+        self.send_mouse_event("mouseReleased", *end, **more)
+        self.wait_for_frame()
 
-    def key(self, key: str, **more: Any) -> None:
+    def press_key(self, key: str, **more: Any) -> None:
         """Press one key."""
         text = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **more)
-        self.frame()
+        self.wait_for_frame()
 
-    def picture(self, file: Path, whole: bool = True) -> None:
-        """Write the page as a PNG."""
+    def save_screenshot(self, file: Path, whole: bool = True) -> None:
+        """Save the page as a PNG file."""
         taken = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(taken["data"]))
 
-    def paper(self, file: Path) -> None:
-        """Print the page into a PDF."""
+    def save_pdf(self, file: Path) -> None:
+        """Print the page to a PDF file."""
         printed = self.call("Page.printToPDF", printBackground=False)
         file.write_bytes(base64.b64decode(printed["data"]))
 
-    def complaints(self) -> list[str]:
-        """Return errors of the page so far: exceptions, refusals of the policy, failed loads."""
+    def list_errors(self) -> list[str]:
+        """Return the page's errors so far: exceptions, violations of the policy, failed loads."""
         self.evaluate("0")
         collected = []
         for event in self.events:
@@ -192,17 +197,17 @@ class Browser:
                 collected.append(event["params"]["entry"]["text"])
         return collected
 
-    def cpu_s(self) -> float:
+    def read_cpu_s(self) -> float:
         """Return the CPU time that the page's main thread has taken."""
         metrics = self.call("Performance.getMetrics")["metrics"]
         return float({metric["name"]: metric["value"] for metric in metrics}["TaskDuration"])
 
-    def requests(self) -> list[str]:
+    def list_requests(self) -> list[str]:
         """Return the addresses that the page asked for."""
         sent = [e for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._from], [], [], PATIENCE_S)
             assert ready, "the browser does not answer"

@@ -65,44 +65,44 @@ def ns(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
-def ints(seconds: Sequence[float]) -> Int:
+def to_ns_array(seconds: Sequence[float]) -> Int:
     """Seconds as an int64 array of nanoseconds."""
     return np.array([ns(s) for s in seconds], np.int64)
 
 
-def header(**host: Any) -> Header:
+def make_header(**host: Any) -> Header:
     """The header of a node called `node`, with parts of its inventory."""
     node = {"key": "node-1", "hostname": "node", "display": "node", "boot_id": "b", "kernel": "6"}
     started = {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": 0}
     return Header(node, started, {"mounts": [], **host}, [], {"variables": {}}, {}, {}, [])
 
 
-def counter(t_s: Sequence[float], values: Sequence[float]) -> Series:
+def make_counter(t_s: Sequence[float], values: Sequence[float]) -> Series:
     """Readings of a counter; NaN = not available."""
-    return Series(ints(t_s), np.array(values, np.float64), True)
+    return Series(to_ns_array(t_s), np.array(values, np.float64), True)
 
 
-def gauge(t_s: Sequence[float], values: Sequence[float]) -> Series:
+def make_gauge(t_s: Sequence[float], values: Sequence[float]) -> Series:
     """Readings of a gauge; NaN = not available."""
-    return Series(ints(t_s), np.array(values, np.float64), False)
+    return Series(to_ns_array(t_s), np.array(values, np.float64), False)
 
 
-def busy_counter(
+def make_busy_counter(
     busy: Sequence[tuple[float, float]], end: float, hz: float = 10, start: float = 0
 ) -> Series:
     """`gpu.busy_ns_total` of a device that is busy in the given intervals, exact at each tick."""
-    t_ns = _ticks(start, end, hz)
+    t_ns = _list_ticks(start, end, hz)
     total = np.zeros(t_ns.size)
     for low, high in busy:
         total += np.clip(t_ns, ns(low), ns(high)) - ns(low)
     return Series(t_ns, total, True)
 
 
-def _ticks(start: float, end: float, hz: float) -> Int:
+def _list_ticks(start: float, end: float, hz: float) -> Int:
     return ns(start) + np.arange(round((end - start) * hz) + 1, dtype=np.int64) * ns(1 / hz)
 
 
-def spans(*rows: Sequence[float], first_sequence: int = 1) -> SpanTable:
+def make_spans(*rows: Sequence[float], first_sequence: int = 1) -> SpanTable:
     """Spans from (start_s, end_s, a, b, c, d); what is left out of a row is 0."""
     start_end = [(ns(row[0]), ns(row[1])) for row in rows]
     values = [[*(int(v) for v in row[2:]), 0, 0, 0, 0][:4] for row in rows]
@@ -113,7 +113,7 @@ def spans(*rows: Sequence[float], first_sequence: int = 1) -> SpanTable:
     return SpanTable(*columns[:2], sequence, *columns[2:])
 
 
-def activity(text: str, start: float = 0.0) -> list[tuple[int, int, str]]:
+def parse_activity(text: str, start: float = 0.0) -> list[tuple[int, int, str]]:
     """Parse "D4 U1" into (start_ns, end_ns, letter) rows that follow each other."""
     rows = []
     at = ns(start)
@@ -124,32 +124,32 @@ def activity(text: str, start: float = 0.0) -> list[tuple[int, int, str]]:
     return rows
 
 
-def spent_ns(rows: list[tuple[int, int, str]], letters: str, low: int, high: int) -> int:
-    """How long an activity was in any of the letters within [low, high)."""
+def measure_activity_ns(rows: list[tuple[int, int, str]], letters: str, low: int, high: int) -> int:
+    """Measure how long an activity was in any of the letters within [low, high)."""
     return sum(max(0, min(e, high) - max(s, low)) for s, e, k in rows if k in letters)
 
 
-def fetches(rows: list[tuple[int, int, str]], *calls: tuple[float, float, int]) -> SpanTable:
+def make_fetches(rows: list[tuple[int, int, str]], *calls: tuple[float, float, int]) -> SpanTable:
     """Fetch spans from (start_s, end_s, bytes read), with the CPU times the activity implies."""
     table = []
     for start, end, read in calls:
         low, high = ns(start), ns(end)
-        cpu = [spent_ns(rows, letter, low, high) for letter in "UK"]
+        cpu = [measure_activity_ns(rows, letter, low, high) for letter in "UK"]
         table.append((start, end, 1, *cpu, read))
-    return spans(*table)
+    return make_spans(*table)
 
 
-def thread(
+def make_thread(
     rows: list[tuple[int, int, str]], end: float, hz: float = 10, denied: Sequence[str] = ()
 ) -> ThreadTable:
-    """Samples of a thread doing an activity from 0 to `end`; `denied` columns are all -1."""
-    t_ns = _ticks(0, end, hz)
+    """Make samples of a thread doing an activity from 0 to `end`; `denied` columns are all -1."""
+    t_ns = _list_ticks(0, end, hz)
     letters = [next((k for s, e, k in rows if s <= t < e), "I") for t in t_ns]
     states = [_STATE_AND_WCHAN[letter] for letter in letters]
     low = min((s for s, _, _ in rows), default=0)
 
     def total(kinds: str) -> Int:
-        return np.array([spent_ns(rows, kinds, low, int(t)) for t in t_ns], np.int64)
+        return np.array([measure_activity_ns(rows, kinds, low, int(t)) for t in t_ns], np.int64)
 
     columns = {
         "state": np.array([ord(state) for state, _ in states], np.int64),
@@ -166,15 +166,15 @@ def thread(
     return ThreadTable(t_ns, **columns)
 
 
-def io(t_s: Sequence[float], **columns: Sequence[int]) -> ProcessIo:
+def make_io_samples(t_s: Sequence[float], **columns: Sequence[int]) -> ProcessIo:
     """Samples of /proc/<pid>/io; what is left out is not available."""
     names = ("rss_bytes", "read_chars", "write_chars", "read_bytes", "write_bytes")
     missing = [-1] * len(t_s)
     values = [np.array(columns.get(name, missing), np.int64) for name in names]
-    return ProcessIo(ints(t_s), *values)
+    return ProcessIo(to_ns_array(t_s), *values)
 
 
-def process(
+def make_process(
     pid: int,
     parent: int = -1,
     spans: Mapping[int, SpanTable] | None = None,
@@ -183,7 +183,7 @@ def process(
     io: ProcessIo | None = None,
     name: str = "python",
 ) -> Process:
-    """One process with at most its main thread sampled."""
+    """Make a process of which at most the main thread is sampled."""
     threads = {} if thread is None else {pid: thread}
     return Process(pid, 1, parent, name, registration or {}, spans or {}, threads, io)
 
@@ -207,11 +207,11 @@ class _RecordsInMemory:
 
 
 def build_chunks(records: Iterable[Record], chunk_ns: int = CHUNK_NS) -> Iterator[Chunk]:
-    """The chunks of records in memory."""
+    """Build the chunks of records that are in memory."""
     return NodeLoader(Path(), chunk_ns, _RecordsInMemory(records)).chunks()
 
 
-def chunk(
+def make_chunk(
     end: float,
     processes: Sequence[Process] = (),
     series: Mapping[tuple[str, str], Series] | None = None,
@@ -220,9 +220,9 @@ def chunk(
     node: Header | None = None,
     start: float = 0,
 ) -> Chunk:
-    """A chunk that is the whole recording."""
+    """Make a chunk that is the whole recording."""
     return Chunk(
-        header=node or header(),
+        header=node or make_header(),
         start_ns=ns(start),
         end_ns=ns(end),
         first=True,
@@ -235,7 +235,7 @@ def chunk(
     )
 
 
-def rank(
+def make_rank(
     end: float,
     main: Process,
     workers: Sequence[Process] = (),
@@ -245,15 +245,17 @@ def rank(
     number: int | None = 0,
     node: Header | None = None,
 ) -> Rank:
-    """Rank 0 with its workers, in a chunk of its own."""
-    whole = chunk(end, [main, *workers], series, node=node)
+    """Make rank 0 with its workers, in a chunk of its own."""
+    whole = make_chunk(end, [main, *workers], series, node=node)
     emulated = device.startswith("emulated")
     return Rank(whole, number, main.pid, device, emulated, main, tuple(workers), marked)
 
 
-def lost(*rows: tuple[float, float, float, int], source: int = 1, step: int = 0) -> LostTime:
-    """Pieces of lost time from (start_s, end_s, lost_s, phase)."""
-    start, end, idle = (ints([row[i] for row in rows]) for i in range(3))
+def make_lost_segments(
+    *rows: tuple[float, float, float, int], source: int = 1, step: int = 0
+) -> LostTime:
+    """Make segments of lost time from (start_s, end_s, lost_s, phase)."""
+    start, end, idle = (to_ns_array([row[i] for row in rows]) for i in range(3))
     phase = np.array([row[3] for row in rows], np.int64)
     same = np.full(len(rows), source, np.int64), np.full(len(rows), step, np.int64)
     return LostTime(start, end, idle, phase, *same)

@@ -33,8 +33,8 @@ BLOCKED = "of the waits, the loading thread was blocked on the file system"
 COPY = "rsync -a filer:/export/imagenet/ /local/imagenet/"
 
 
-def advised(cause: Cause) -> Advice:
-    """One remedy, of which the books show what and how; of the first a command."""
+def make_recommendation(cause: Cause) -> Advice:
+    """Make one recommendation with its text; the first cause also has a command to copy."""
     how, commands = "the edit that does it", ()
     if cause is STORAGE:
         how, commands = f"{COPY} before training starts, on each node", (COPY,)
@@ -55,14 +55,14 @@ STORAGE, PREPROCESS = CAUSES["storage-remote"], CAUSES["cpu-preprocess"]
 TRANSFER, IMBALANCE = CAUSES["net-transfer"], CAUSES["sync-imbalance"]
 
 
-def cluster(nodes: int = 16, per_node: int = 8) -> Report:
+def make_cluster_report(nodes: int = 16, per_node: int = 8) -> Report:
     """Build the report; the ranks of one more node were not recorded."""
     count = nodes * per_node
     guilty = 3 * per_node + 3 if nodes > 3 else 0
     busy = range(count - per_node, count) if nodes > 1 else range(count - 1, count)
     names = [f"gpu-a{number:0{len(str(nodes))}d}" for number in range(1, nodes + 1)]
     ranks = tuple(
-        _rank(r, names[r // per_node], count, r == guilty, r in busy, len(busy))
+        _make_rank(r, names[r // per_node], count, r == guilty, r in busy, len(busy))
         for r in range(count)
     )
     lost = sum(rank.lost_ns for rank in ranks)
@@ -83,7 +83,7 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
         in_step_ns=in_step,
         productive_ns=in_step - lost,
         lost_ns=lost,
-        findings=_findings(ranks, guilty, busy, in_step),
+        findings=_make_findings(ranks, guilty, busy, in_step),
         unattributed_ns=unattributed,
         unattributed_reasons=(("no-signal", unattributed),),
         outside_buckets=(("startup", S * count),),
@@ -114,7 +114,7 @@ def cluster(nodes: int = 16, per_node: int = 8) -> Report:
     )
 
 
-def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) -> RankLedger:
+def _make_rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) -> RankLedger:
     buckets = (
         ("storage-remote", 31 * S if guilty else 30 * S),
         ("net-transfer", 12 * S),
@@ -149,7 +149,7 @@ def _rank(r: int, node: str, count: int, guilty: bool, busy: bool, many: int) ->
     )
 
 
-def _findings(
+def _make_findings(
     ranks: tuple[RankLedger, ...], guilty: int, busy: range, in_step: int
 ) -> tuple[Finding, ...]:
     count, many = len(ranks), len(busy)
@@ -177,7 +177,7 @@ def _findings(
             culprits,
             seen if cause is STORAGE else (),
             how,
-            (advised(cause),),
+            (make_recommendation(cause),),
             beside if cause is STORAGE else None,
         )
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
 from clusterprof.report.model import Report
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 S = 1_000_000_000
 MAIN = Place("/job/train.py", 90, "main")
@@ -41,20 +41,20 @@ LINES = (
 )
 
 
-def with_code(
+def add_code_profile(
     report: Report, lines: tuple[CodeLine, ...] = LINES, code: CodeProfile | None = PROFILE
 ) -> Report:
-    """The report with stacks, and with lines in its first finding."""
+    """Return the report with sampled stacks, and with code lines in its first finding."""
     first, *rest = report.findings
     findings = (dataclasses.replace(first, lines=lines), *rest)
     return dataclasses.replace(report, findings=findings, code=code)
 
 
-def with_work(report: Report, share: float) -> Report:
+def add_training_thread_line(report: Report, share: float) -> Report:
     """The report with a line in which its training thread worked for this part of step time."""
     work = (WorkLine(AUGMENT, None, int(share * report.in_step_ns), share, 0.041, 300),)
     return dataclasses.replace(report, code=CodeProfile(samples=300, busiest_lines=work))
 
 
-def storage_in_code() -> Report:
-    return with_code(storage_verdict())
+def make_report_with_code() -> Report:
+    return add_code_profile(make_storage_report())

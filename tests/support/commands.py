@@ -22,7 +22,7 @@ sys.exit(main())
 """
 
 
-def environment(**changes: str) -> dict[str, str]:
+def make_environment(**changes: str) -> dict[str, str]:
     """Return the environment without what would change an output."""
     leave_out = ("CLUSTERPROF", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONIO", "PYTHONUNBUF")
     kept = {
@@ -33,7 +33,7 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONUTF8": "1"} | changes
 
 
-def command(
+def run_command(
     *arguments: str, cwd: Path | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `clusterprof ARGUMENTS`."""
@@ -41,7 +41,7 @@ def command(
     return _run(run, cwd, changes)
 
 
-def with_report(
+def run_with_report(
     *arguments: str, cwd: Path | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command whose RUN is the name of a report made by hand."""
@@ -55,7 +55,7 @@ def _run(
     return subprocess.run(
         run,
         cwd=cwd or TESTS.parent,
-        env=environment(**changes),
+        env=make_environment(**changes),
         capture_output=True,
         encoding="utf-8",
         timeout=60,

@@ -1,4 +1,4 @@
-"""Feedings written by hand: what is not said of a piece is unknown."""
+"""Data-wait breakdowns made by hand; a share that is not given is unknown."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ KINDS = (
 )
 
 
-def feeding(
+def make_breakdown(
     *rows: dict[str, float], identified: bool = True, worker: int = 201
 ) -> DataWaitBreakdown:
-    """One row per piece, such as {"block_io": 0.6, "user_cpu": 0.3}; the rest is unknown."""
+    """Make a breakdown with a row per segment, such as {"block_io": 0.6, "user_cpu": 0.3}; the rest
+    is unknown."""
     columns = {kind: np.array([row.get(kind, 0.0) for row in rows]) for kind in KINDS}
     unknown = 1.0 - sum(columns.values(), np.zeros(len(rows)))
     return DataWaitBreakdown(

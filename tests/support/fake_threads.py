@@ -20,7 +20,7 @@ Row = namedtuple(
 )
 
 
-class Rig:
+class ThreadRig:
     """A collector over processes of ours, and a clock that the test moves."""
 
     def __init__(self, roots: Roots, pids: Sequence[int] = ()) -> None:
@@ -36,7 +36,7 @@ class Rig:
         self.now_ns += TICK_NS
         return rows
 
-    def until(self, enough: Callable[[list[Row]], Any]) -> list[Row]:
+    def tick_until(self, enough: Callable[[list[Row]], Any]) -> list[Row]:
         end = time.monotonic() + LIVENESS_SECONDS
         while time.monotonic() < end:
             rows = self.tick()
@@ -45,7 +45,7 @@ class Rig:
             time.sleep(0.01)
         raise AssertionError(f"never came: {rows}")
 
-    def places(self) -> Sequence[str]:
+    def list_wait_places(self) -> Sequence[str]:
         return self.collector.strings()["wchan"]
 
 
@@ -64,7 +64,9 @@ class FakeThread:
             (self.folder / "children").write_text("")
             (proc / str(pid) / "stat").write_text("exists")
 
-    def be(self, state: str = "S", times: str = "", wchan: str = "0", **numbers: int) -> None:
+    def set_state(
+        self, state: str = "S", times: str = "", wchan: str = "0", **numbers: int
+    ) -> None:
         fields = {"faults": 0, "user": 0, "system": 0, "block": 0, **numbers}
         (self.folder / "stat").write_text(STAT.format(tid=self.tid, state=state, **fields))
         (self.folder / "wchan").write_text(wchan)

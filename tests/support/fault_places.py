@@ -1,4 +1,4 @@
-"""Where the tests of real faults apply them: a "node" that is this machine, with little data."""
+"""A place for the tests of real faults: this machine as the only "node", with little data."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ SLOWED_NS = 428_571_429
 NODE = SimpleNamespace(pid=os.getpid(), name="here", cpu=min(os.sched_getaffinity(0)))
 
 
-def place(folder: Path, node: Any = None, clean: bool = False, **options: Any) -> Place:
+def make_place(folder: Path, node: Any = None, clean: bool = False, **options: Any) -> Place:
     few = {"data_mb": 4, **options}
     return Place(node, folder, np.random.default_rng(0), SHARE, STEP_NS, few, (), clean)
 
 
-def here(name: str) -> str:
-    """Skip with the reason where the fault cannot be made."""
+def require_fault(name: str) -> str:
+    """Skip the test with the reason where the fault cannot be injected."""
     reason = FAULTS[name].why_not_here()
     if reason:
         pytest.skip(reason)
     return name
 
 
-def read(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-def injected(options: Options) -> list[dict[str, Any]]:
+def list_injected(options: Options) -> list[dict[str, Any]]:
     assert options.log is not None
     return [json.loads(line) for line in options.log.read_text().splitlines()]
 
 
-def value(options: Options, name: str) -> str:
+def find_option(options: Options, name: str) -> str:
     return next(word.split("=", 1)[1] for word in options.script if word.startswith(f"{name}="))

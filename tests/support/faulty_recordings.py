@@ -17,10 +17,10 @@ from clusterprof.report.model import Report
 from clusterprof.trace.reader import list_node_folders
 from clusterprof.trace.schema import Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import header
-from tests.support.recordings import MAIN, SECOND, Script, seconds
-from tests.support.report_checks import check_books
-from tests.support.waiting_jobs import STEPS, job, seconds_of
+from tests.support.builders import make_header
+from tests.support.recordings import MAIN, SECOND, Script, iterate_seconds
+from tests.support.report_laws import check_conservation
+from tests.support.waiting_jobs import STEPS, make_scripts, sum_rank_seconds
 
 HOUR = 3600 * SECOND
 
@@ -47,7 +47,7 @@ def write_on(machine: Machine, script: Script, folder: Path, events: Sequence[Ev
     def clock() -> Clock:
         return Clock(now[0], now[0], now[0] - machine.ahead_ns + machine.wall_ns)
 
-    plain = header()
+    plain = make_header()
     node = {
         "key": folder.name,
         "hostname": machine.name,
@@ -59,15 +59,15 @@ def write_on(machine: Machine, script: Script, folder: Path, events: Sequence[Ev
     launcher = {"job": machine.job, "named": bool(machine.job), "variables": {}}
     head = replace(plain, node=node, started=started, launcher=launcher)
     writer = RecordingWriter(folder, head, clock, keep_free_bytes=0)
-    for second, records in enumerate(seconds(script)):
+    for second, records in enumerate(iterate_seconds(script)):
         now[0] = machine.ahead_ns + second * SECOND
         new = [event for event in events if second * SECOND <= event.t_ns < (second + 1) * SECOND]
-        writer.append(*(_moved(value, machine) for value in [*records, *new]))
+        writer.append(*(_shift_clock(value, machine) for value in [*records, *new]))
     writer.close()
     return folder
 
 
-def _moved(record: Record, machine: Machine) -> Record:
+def _shift_clock(record: Record, machine: Machine) -> Record:
     by = machine.ahead_ns
 
     def later(column: Any) -> Any:
@@ -100,13 +100,15 @@ def _moved(record: Record, machine: Machine) -> Record:
     return Event(record.t_ns + by, record.kind, values)
 
 
-def announced(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
-    """Say who belongs to a group."""
+def make_group_event(group: int, ranks: Sequence[int], t_ns: int = SECOND) -> Event:
+    """Make the event that announces the members of a process group."""
     return Event(t_ns, "group-announced", {"pid": MAIN, "group": group, "ranks": list(ranks)})
 
 
-def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int) -> Event:
-    """Leave word of an operation that began and has not ended."""
+def make_unfinished_operation(
+    t_ns: int, start_ns: int, group: int, number: int, operation: int
+) -> Event:
+    """Make the event of an operation that began and has not ended."""
     reported = {
         "pid": MAIN,
         "started_ticks": 1,
@@ -119,8 +121,8 @@ def under_way(t_ns: int, start_ns: int, group: int, number: int, operation: int)
     return Event(t_ns, "operation-under-way", reported)
 
 
-def exited(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
-    """Let the rank's process end."""
+def make_exit_event(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
+    """Make the event of a rank's process that ended."""
     reported = {
         "pid": MAIN,
         "started_ticks": 1,
@@ -131,46 +133,46 @@ def exited(t_ns: int, exit_code: int | None, signal: int | None) -> Event:
     return Event(t_ns, "process-exited", reported)
 
 
-def cut_in_the_middle_of_a_frame(folder: Path, share: float) -> None:
-    """Leave only the beginning of what a recorder wrote."""
+def truncate_in_a_frame(folder: Path, share: float) -> None:
+    """Keep only the beginning of a recording, cut in the middle of a frame."""
     (segment,) = folder.glob("*.cpf")
     data = segment.read_bytes()
     segment.write_bytes(data[: round(share * len(data))])
 
 
-# What `job((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_waits.py).
+# What `make_scripts((0.0, 0.3), (0.2, 0.3))` says of rank 0 when both are recorded (test_waits.py).
 BLAMED = {"net-transfer": 6.0, "storage-local": 6.0, "cpu-preprocess": 6.0}
 
 
-def pair(steps: int = STEPS) -> list[Script]:
-    return job((0.0, 0.3), (0.2, 0.3), steps=steps)
+def make_two_ranks(steps: int = STEPS) -> list[Script]:
+    return make_scripts((0.0, 0.3), (0.2, 0.3), steps=steps)
 
 
-def with_variables(script: Script, **variables: str) -> Script:
+def add_launcher_variables(script: Script, **variables: str) -> Script:
     script.variables = {**script.variables, **variables}
     return script
 
 
-def without(script: Script, *names: str) -> Script:
+def remove_launcher_variables(script: Script, *names: str) -> Script:
     script.variables = {k: v for k, v in script.variables.items() if k not in names}
     return script
 
 
-def analysed(folder: Path) -> Report:
+def analyze_recordings(folder: Path) -> Report:
     report = analyze(folder)
-    check_books(report)
+    check_conservation(report)
     return report
 
 
-def read(folder: Path) -> list[NodeResult]:
+def analyze_nodes(folder: Path) -> list[NodeResult]:
     return [analyze_node(value, build_limits({})) for value in list_node_folders(folder)]
 
 
 def analyze_together(folder: Path) -> JobState:
-    return analyze_across_ranks(read(folder))
+    return analyze_across_ranks(analyze_nodes(folder))
 
 
-def by_rank(report: Report, rank: int) -> list[dict[str, float]]:
-    """What each process that was this rank lost, in the order of the recordings."""
+def list_lost_by_rank(report: Report, rank: int) -> list[dict[str, float]]:
+    """List what each process of this rank lost, in the order of the recordings."""
     rows = [row for row, item in enumerate(report.ranks) if item.rank == rank]
-    return [seconds_of(report, row) for row in rows]
+    return [sum_rank_seconds(report, row) for row in rows]

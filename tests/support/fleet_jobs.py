@@ -1,4 +1,4 @@
-"""Entries of a cluster's ledger made by hand: every number can be done in one's head.
+"""Jobs of a cluster's ledger, made by hand with round numbers.
 
 A job has two ranks on each node. Each rank is seen for 100 s: 10 outside steps, 90 inside. It loses
 10 s to `storage-remote` and 5 without a cause, and 20 more to `sync-slow-compute` on nodes that are

@@ -1,4 +1,4 @@
-"""Real processes without their start-up: one has imported everything and forks for every order.
+"""Real `clusterprof` processes without start-up time: a process that has imported everything forks.
 
 with Forks() as forks:
     done = forks.run("analyze", "storage", stdout="/dev/full")
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import TESTS, environment
+from tests.support.commands import TESTS, make_environment
 
 _SERVER = """
 import gc, json, os, resource, sys
@@ -75,28 +75,28 @@ for line in sys.stdin:
 
 
 @dataclass(frozen=True)
-class Done:
-    """How a process ended."""
+class CompletedCommand:
+    """Exit status and output of a process."""
 
     code: int
     errors: str
     stdout: bytes
 
 
-class Forks:
-    """Runs commands one after the other, each in a process of its own."""
+class CommandForker:
+    """Runs commands one after another, each in a forked process."""
 
     def __init__(self, folder: Path, *warm: tuple[str, ...]) -> None:
         """`warm`: commands that the first process carries out, so that no other need import."""
         self._folder, self._warm = folder, [list(arguments) for arguments in warm]
         self._server: Any = None
 
-    def __enter__(self) -> Forks:
+    def __enter__(self) -> CommandForker:
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER.format(root=str(TESTS.parent), warm=self._warm)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(),
+            env=make_environment(),
             text=True,
         )
         return self
@@ -114,7 +114,7 @@ class Forks:
         encoding: str = "",
         bytes_at_most: int = 0,
         nobody: bool = False,
-    ) -> Done:
+    ) -> CompletedCommand:
         """Run one command. `stdout`: a path, or "gone" (a pipe nobody reads) or "closed"."""
         errors, out = self._folder / "errors", self._folder / "stdout"
         out.unlink(missing_ok=True)
@@ -131,4 +131,4 @@ class Forks:
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
         log = errors.read_text(encoding="utf-8")
-        return Done(code, log, out.read_bytes() if out.exists() else b"")
+        return CompletedCommand(code, log, out.read_bytes() if out.exists() else b"")

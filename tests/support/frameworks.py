@@ -10,22 +10,31 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.job_python import is_there
-from tests.support.probing import DATA_WAIT, HOOK_NOTE, STEP, WAIT, Ring, Watcher, install, run
+from tests.support.job_python import has_module
+from tests.support.probe_jobs import (
+    DATA_WAIT,
+    HOOK_NOTE,
+    STEP,
+    WAIT,
+    Ring,
+    RingWatcher,
+    install_probe,
+    run_python,
+)
 
 CHECKPOINT, EVAL, COMPILE = 5, 12, 13
 LIVENESS_SECONDS = 900  # some import for minutes, or compile, on a machine at work on other things
 
 
-def needs(*libraries: str) -> None:
+def require_modules(*libraries: str) -> None:
     """Skip a whole file whose library is not there, and say how to get it."""
-    missing = [name for name in libraries if not is_there(name)]
+    missing = [name for name in libraries if not has_module(name)]
     if missing:
         reason = f"needs {', '.join(missing)}: make test-frameworks"
         pytest.skip(reason, allow_module_level=True)
 
 
-def one_rank() -> dict[str, str]:
+def make_one_rank_environment() -> dict[str, str]:
     """Return what a launcher sets for a job of one rank without a GPU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -34,41 +43,41 @@ def one_rank() -> dict[str, str]:
     return {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def both_ways(code: str, tmp_path: Path, **environ: str) -> list[Ring]:
-    """Run a job with the probe and without; its output may not differ. Returns all rings.
+def run_with_and_without_probe(code: str, tmp_path: Path, **environ: str) -> list[Ring]:
+    """Run a job with the probe and without it; check that the output is the same; return all rings.
 
     The job is a file, so that workers can be spawned, and gets a folder of its own to write to.
     """
     (tmp_path / "train.py").write_text(code + WAIT)
-    run_dir = install(tmp_path / "run")
-    with Watcher(run_dir) as watcher:
+    run_dir = install_probe(tmp_path / "run")
+    with RingWatcher(run_dir) as watcher:
         (tmp_path / "with").mkdir()
-        ours = _run(tmp_path, "with", run_dir, environ)
+        ours = _run_job(tmp_path, "with", run_dir, environ)
     (tmp_path / "without").mkdir()
-    theirs = _run(tmp_path, "without", None, environ)
+    theirs = _run_job(tmp_path, "without", None, environ)
     if job_python.IS_ANOTHER and theirs.returncode > 0:
-        job_python.skip_what_cannot_run(theirs.stderr)
+        job_python.skip_if_unsupported(theirs.stderr)
     assert ours.returncode == 0, ours.stderr.decode()
     assert (ours.returncode, _clean_stdout(ours)) == (theirs.returncode, _clean_stdout(theirs)), (
         theirs
     )
-    rings = watcher.rings()
+    rings = watcher.read_rings()
     assert [ring.switched_off for ring in rings] == [0] * len(rings)
     return rings
 
 
-def run_once(code: str, folder: Path, **environ: str) -> None:
+def run_without_probe(code: str, folder: Path, **environ: str) -> None:
     """Run a job without the probe, for what it leaves behind."""
     (folder / "train.py").write_text(code)
     (folder / "alone").mkdir()
-    _run(folder, "alone", None, environ)
+    _run_job(folder, "alone", None, environ)
 
 
-def _run(
+def _run_job(
     folder: Path, own: str, run_dir: Path | None, environ: dict[str, str]
 ) -> subprocess.CompletedProcess[bytes]:
     job = ("train.py", str(folder / own))
-    return run(*job, run_dir=run_dir, cwd=folder, seconds=LIVENESS_SECONDS, **environ)
+    return run_python(*job, run_dir=run_dir, cwd=folder, seconds=LIVENESS_SECONDS, **environ)
 
 
 def _clean_stdout(job: subprocess.CompletedProcess[bytes]) -> bytes:
@@ -77,20 +86,20 @@ def _clean_stdout(job: subprocess.CompletedProcess[bytes]) -> bytes:
     return re.sub(rb"(?m)^(" + dropped + rb").*\n", b"", job.stdout)
 
 
-def trainer_of(rings: list[Ring]) -> Ring:
+def find_trainer_ring(rings: list[Ring]) -> Ring:
     """Return the only ring with steps."""
     (result,) = [ring for ring in rings if ring.of(STEP)]
     return result
 
 
-def steps_of(ring: Ring) -> list[tuple[int, int, int]]:
+def list_steps(ring: Ring) -> list[tuple[int, int, int]]:
     """Return who ended each step, and how many samples and tokens came in during it."""
     steps = ring.of(STEP)
     assert [step.a for step in steps] == list(range(len(steps)))
     return [(step.b, step.c, step.d) for step in steps]
 
 
-def hooked(ring: Ring) -> set[str]:
+def list_hooked_modules(ring: Ring) -> set[str]:
     """Return the modules whose hooks stand; fails when one could not be put in place."""
     from clusterprof.probe.hooks import HOOKS
 
@@ -99,7 +108,7 @@ def hooked(ring: Ring) -> set[str]:
     return {HOOKS[note.a][0] for note in notes}
 
 
-def inside(ring: Ring, kind: int) -> list[int]:
+def count_waits_inside(ring: Ring, kind: int) -> list[int]:
     """Return how many data waits lie in each span of a kind."""
     waits = ring.of(DATA_WAIT)
     return [
@@ -108,6 +117,6 @@ def inside(ring: Ring, kind: int) -> list[int]:
     ]
 
 
-def size_of(folder: Path) -> int:
+def measure_folder_bytes(folder: Path) -> int:
     """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -27,18 +27,20 @@ RANKS = 2
 STORAGE = Cause("storage-local", "storage", "The data path waits for a local disk", "Read less.")
 
 
-def steady(steps: int = 100, ms: float = 100.0, noise: float = 0.01, seed: int = 0) -> list[int]:
-    """Lengths of steps in ns that vary by chance."""
+def draw_step_lengths(
+    steps: int = 100, ms: float = 100.0, noise: float = 0.01, seed: int = 0
+) -> list[int]:
+    """Draw step lengths in ns with normal noise."""
     random = np.random.default_rng(seed)
     return [round(ms * MS * (1 + noise * x)) for x in random.standard_normal(steps)]
 
 
-def bin_of(ns: int) -> int:
-    """Bin of a length, by the definition."""
+def find_bin(ns: int) -> int:
+    """Find the bin of a length by the definition in the design pages."""
     return int(np.floor(128 * np.log2(ns)))
 
 
-def run(
+def make_run(
     title: str = "run",
     steps: Sequence[int] | None = None,
     storage: float = 0.0,
@@ -46,7 +48,7 @@ def run(
     **facts: object,
 ) -> Report:
     """A run whose ranks make the same steps (ns) and lose a share of each to storage."""
-    lengths = list(steady() if steps is None else steps)
+    lengths = list(draw_step_lengths() if steps is None else steps)
     lost = [round(storage * ns) for ns in lengths]
     in_step, lost_ns = sum(lengths), sum(lost)
     ranks = tuple(
@@ -84,7 +86,7 @@ def run(
             ("storage-local", "storage", tuple(both_lost)),
             ("unattributed", "unattributed", (0,) * len(lengths)),
         ),
-        tuple(((bin_of(ns), RANKS),) for ns in lengths),
+        tuple(((find_bin(ns), RANKS),) for ns in lengths),
     )
     share = lost_ns / in_step if in_step else None
     culprits = (Culprit("node-a", 1, "GPU-1", "vda"),)
@@ -106,15 +108,15 @@ def run(
         unattributed_ns=0,
         unattributed_reasons=(),
         outside_buckets=(),
-        metrics=_metrics(share, lengths),
+        metrics=_make_metrics(share, lengths),
         coverage_gaps=(),
         job=JobFacts(RANKS, RANKS, 1.0),
         steps=stats,
-        fingerprint=dataclasses.replace(_alike(title, started), **facts),  # type: ignore[arg-type]
+        fingerprint=dataclasses.replace(_make_fingerprint(title, started), **facts),  # type: ignore[arg-type]
     )
 
 
-def _alike(title: str, started: int) -> RunFingerprint:
+def _make_fingerprint(title: str, started: int) -> RunFingerprint:
     return RunFingerprint(
         started_at_ns=started * 10**9,
         recordings=(f"{title}-{started}",),
@@ -129,7 +131,7 @@ def _alike(title: str, started: int) -> RunFingerprint:
     )
 
 
-def _metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
+def _make_metrics(share: float | None, lengths: Sequence[int]) -> tuple[Metric, ...]:
     rest = None if share is None else 1 - share
     p50 = float(sorted(lengths)[(len(lengths) - 1) // 2]) if lengths else None
     return (
@@ -150,5 +152,5 @@ def write_reports(folder: Path) -> None:
     """Write `report.json`, and those of three runs before it, `base1.json` to `base3.json`."""
     for number in range(4):
         name = f"base{number}" if number else "report"
-        report = run(name, steady(seed=number), 0.02, started=10 - number)
+        report = make_run(name, draw_step_lengths(seed=number), 0.02, started=10 - number)
         (folder / f"{name}.json").write_text(Json().render(report))

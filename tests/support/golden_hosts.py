@@ -13,7 +13,7 @@ PATIENCE = 20.0
 S = 1_000_000_000
 
 
-def accepted(name: str, file: str, text: str) -> None:
+def read_golden(name: str, file: str, text: str) -> None:
     path = HOSTS / name / file
     text = text.replace(f"{HOSTS / name}/", "/")
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
@@ -21,7 +21,7 @@ def accepted(name: str, file: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def lines_of(record: Record) -> Iterator[str]:
+def format_record(record: Record) -> Iterator[str]:
     if isinstance(record, Gap):
         where = f"{record.signal} {record.device}".strip()
         yield f"gap {record.t_ns / S:g} s {where}: {record.kind}, {record.message}"

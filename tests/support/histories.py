@@ -1,6 +1,6 @@
 """Histories of made-up jobs of any size: when each cause of a report took its time.
 
-`with_history` spreads what every rank of a report lost over equal stretches: a culprit's own cause
+`add_history` spreads what every rank of a report lost over equal stretches: a culprit's own cause
 comes in bursts, what others lost by it is waiting at the same time, everything else is even. All
 sums are those of the report, to the nanosecond.
 """
@@ -15,21 +15,21 @@ from typing import Any
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Advice, RankLedger, Report
-from tests.support.cluster_report import cluster
+from tests.support.cluster_report import make_cluster_report
 
 S = 1_000_000_000
 _OF_OTHERS = ("storage-remote", "sync-imbalance")  # felt by those who waited
 _LATE = "cpu-preprocess"  # once, in the middle of the run
 
 
-def with_history(report: Report, stretches: int = 60, steps: int = 400) -> Report:
+def add_history(report: Report, stretches: int = 60, steps: int = 400) -> Report:
     """Return the report with a history of the same sums."""
     span = max(rank.window_ns for rank in report.ranks)
     stretch = -(-span // stretches)
     ranks = tuple(
-        _rank(rank, at, stretches, stretch, steps) for at, rank in enumerate(report.ranks)
+        _make_rank(rank, at, stretches, stretch, steps) for at, rank in enumerate(report.ranks)
     )
-    guilty = _guilty(report)
+    guilty = _find_main_culprit(report)
     waits = tuple(
         Wait(
             (2 + 3 * k) * span // 140,
@@ -55,13 +55,13 @@ def with_history(report: Report, stretches: int = 60, steps: int = 400) -> Repor
     return dataclasses.replace(report, history=history)
 
 
-def hour(nodes: int, per_node: int, stretches: int = 360, steps: int = 5000) -> Report:
+def make_one_hour_job(nodes: int, per_node: int, stretches: int = 360, steps: int = 5000) -> Report:
     """A job of one hour with everything a report can have: history, money and advice."""
-    made = with_history(_scaled(cluster(nodes, per_node), 12), stretches, steps)
-    return dataclasses.replace(made, impact=job_impact(made), findings=_advised(made))
+    made = add_history(_scale(make_cluster_report(nodes, per_node), 12), stretches, steps)
+    return dataclasses.replace(made, impact=make_job_impact(made), findings=_add_advice(made))
 
 
-def job_impact(report: Report) -> Impact:
+def make_job_impact(report: Report) -> Impact:
     """What the loss of a job costs at 2.50 EUR, and how much sooner it would be done."""
 
     def cost(ns: int) -> float:
@@ -83,7 +83,7 @@ def job_impact(report: Report) -> Impact:
     )
 
 
-def _advised(report: Report) -> tuple[Any, ...]:
+def _add_advice(report: Report) -> tuple[Any, ...]:
     advice = (
         Advice(
             "Raise the number of requests that may be outstanding on /data",
@@ -106,29 +106,29 @@ def _advised(report: Report) -> tuple[Any, ...]:
     return (dataclasses.replace(first, advice=advice), *rest)
 
 
-def _guilty(report: Report) -> int:
+def _find_main_culprit(report: Report) -> int:
     """The rank that caused most."""
     caused = [sum(ns for _, ns in rank.caused) for rank in report.ranks]
     return caused.index(max(caused))
 
 
-def _rank(rank: RankLedger, at: int, stretches: int, stretch: int, steps: int) -> RankHistory:
+def _make_rank(rank: RankLedger, at: int, stretches: int, stretch: int, steps: int) -> RankHistory:
     own = dict(rank.caused).get("storage-remote", 0) > 0
     lost: dict[str, tuple[int, ...]] = {}
     for cause, ns in rank.buckets:
         waits = cause in _OF_OTHERS and not (own and cause == "storage-remote")
-        parts = _spread(ns, _weights(cause, stretches, at % 4))
+        parts = _distribute(ns, _make_weights(cause, stretches, at % 4))
         name = WAITING_FOR_RANKS if waits else cause
         before = lost.get(name)
         lost[name] = parts if before is None else tuple(map(add, before, parts))
-    in_step = _spread(rank.in_step_ns, (1,) * stretches)
+    in_step = _distribute(rank.in_step_ns, (1,) * stretches)
     ends = tuple((k + 1) * stretch * stretches // steps - (at % 7) * 1000 for k in range(steps))
     largest_first = sorted(lost.items(), key=lambda row: (-sum(row[1]), row[0]))
     return RankHistory(at, in_step, tuple(largest_first), ends)
 
 
 @cache
-def _weights(cause: str, stretches: int, at: int) -> tuple[int, ...]:
+def _make_weights(cause: str, stretches: int, at: int) -> tuple[int, ...]:
     if cause == "storage-remote":  # in bursts, and worse towards the end
         return tuple((3 + k * 6 // stretches) * (4 if k % 9 < 4 else 1) for k in range(stretches))
     if cause == _LATE:
@@ -138,7 +138,7 @@ def _weights(cause: str, stretches: int, at: int) -> tuple[int, ...]:
 
 
 @lru_cache(4096)
-def _spread(ns: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+def _distribute(ns: int, weights: tuple[int, ...]) -> tuple[int, ...]:
     """Share an amount out by weights; the last takes what rounding left."""
     whole, done, at = sum(weights), 0, 0
     made: list[int] = []
@@ -149,15 +149,15 @@ def _spread(ns: int, weights: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(made)
 
 
-def _scaled(value: Any, by: int, name: str = "") -> Any:
+def _scale(value: Any, by: int, name: str = "") -> Any:
     """Multiply every time of a report: fields that end in `_ns`, and the buckets."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return type(value)(**{key: _scaled(field, by, key) for key, field in fields.items()})
+        return type(value)(**{key: _scale(field, by, key) for key, field in fields.items()})
     if isinstance(value, tuple):
         if len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
             return (value[0], value[1] * by)
-        return tuple(_scaled(item, by, name) for item in value)
+        return tuple(_scale(item, by, name) for item in value)
     if name.endswith("_ns") and isinstance(value, int) and name != "clock_bound_ns":
         return value * by
     return value

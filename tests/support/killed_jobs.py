@@ -1,4 +1,4 @@
-"""Jobs that are recorded several at once and killed, and what their recordings have lost."""
+"""Jobs that are recorded in parallel and killed, and what is missing from their recordings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterprof.agent.launch import election
 from clusterprof.agent.processes.registry import has_live_process
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Header, Record, Spans
-from tests.support.recording_runs import PYTHON, environment, wait_until
+from tests.support.recording_runs import PYTHON, make_environment, wait_until
 
 # One process that has imported the launcher forks every job: a job costs its Python, not the
 # command line's. It answers each [out, job, command…] with "job status" when that job has ended.
@@ -58,13 +58,13 @@ sys.exit(7)
 """
 
 
-class Nursery:
-    """Starts recorded jobs, several at once, and knows how each ended."""
+class RecordedJobs:
+    """Starts recorded jobs in parallel, and keeps the exit status of each."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [PYTHON, "-c", NURSERY],
-            env=environment(),
+            env=make_environment(),
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -101,8 +101,8 @@ def remove_run_dirs() -> None:
     election.remove_stale_run_dirs(election.choose_base(os.environ), prefix, has_live_process)
 
 
-def span_ends(records: list[Record]) -> list[int]:
-    """Return the ends of all spans, which must follow each other without a hole."""
+def list_span_ends(records: list[Record]) -> list[int]:
+    """List the ends of all spans; their sequence numbers must have no gap."""
     ends: list[int] = []
     expected = 1
     for record in records:
@@ -120,8 +120,8 @@ def span_ends(records: list[Record]) -> list[int]:
     return ends
 
 
-def lost_ns(records: list[Record], killed_ns: int) -> int:
-    """Return how much of the time before the kill is missing, of samples or spans."""
+def measure_lost_ns(records: list[Record], killed_ns: int) -> int:
+    """Measure how much of the time before the kill is missing from samples or spans, ns."""
     samples = [
         int(t)
         for record in records
@@ -131,10 +131,10 @@ def lost_ns(records: list[Record], killed_ns: int) -> int:
     began_ns = next(record for record in records if isinstance(record, Header)).started[
         "monotonic_ns"
     ]
-    ends = span_ends(records)
+    ends = list_span_ends(records)
     return killed_ns - min(max(samples, default=began_ns), max(ends, default=killed_ns))
 
 
-def delay_ns(pid: int) -> int:
-    """Return how long a process has waited for a CPU: on a busy machine it is late by that."""
+def read_cpu_delay_ns(pid: int) -> int:
+    """Read how long a process has waited for a CPU, ns: on a busy machine it is late by that."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])

@@ -19,8 +19,8 @@ HOST = {"pid": 100, "tid": 100}
 START_US = 1_000_000
 
 
-def event(cat: str, name: str, at: float, dur: float, **more: Any) -> dict[str, Any]:
-    """A complete event, `at` µs after the first instant of the trace."""
+def make_event(cat: str, name: str, at: float, dur: float, **more: Any) -> dict[str, Any]:
+    """Make a complete event, `at` µs after the first instant of the trace."""
     args = more.pop("args", {})
     return {
         "ph": "X",
@@ -34,7 +34,7 @@ def event(cat: str, name: str, at: float, dur: float, **more: Any) -> dict[str, 
     }
 
 
-def on_device(
+def make_device_event(
     name: str,
     at: float,
     dur: float,
@@ -43,28 +43,30 @@ def on_device(
     device: int = 0,
     **args: Any,
 ) -> dict[str, Any]:
-    """A kernel or a copy."""
+    """Make a kernel or a copy."""
     args = {"device": device, "stream": 7, "correlation": correlation, **args}
-    return event(cat, name, at, dur, pid=device, tid=7, args=args)
+    return make_event(cat, name, at, dur, pid=device, tid=7, args=args)
 
 
-def call(name: str, at: float, dur: float, correlation: int = 0, **more: Any) -> dict[str, Any]:
-    """A call of the runtime."""
-    return event("cuda_runtime", name, at, dur, args={"correlation": correlation}, **more)
+def make_runtime_call(
+    name: str, at: float, dur: float, correlation: int = 0, **more: Any
+) -> dict[str, Any]:
+    """Make a call of the CUDA runtime."""
+    return make_event("cuda_runtime", name, at, dur, args={"correlation": correlation}, **more)
 
 
-def step(number: int, at: float, dur: float) -> dict[str, Any]:
-    """A step of the profiler."""
-    return event("user_annotation", f"ProfilerStep#{number}", at, dur)
+def make_step(number: int, at: float, dur: float) -> dict[str, Any]:
+    """Make a step of the profiler."""
+    return make_event("user_annotation", f"ProfilerStep#{number}", at, dur)
 
 
-def document(events: Iterable[dict[str, Any]], **beside: Any) -> str:
-    """A whole trace."""
+def make_trace(events: Iterable[dict[str, Any]], **beside: Any) -> str:
+    """Make a whole trace."""
     return json.dumps({"schemaVersion": 1, **beside, "traceEvents": list(events)})
 
 
-def read(path: Path) -> tuple[list[NodeTables], Account]:
-    """What the importer makes of a file, and what it says of it."""
+def import_trace(path: Path) -> tuple[list[NodeTables], Account]:
+    """Import a file; return its node and the notes about it."""
     (source,) = open_sources(path)
     account = Account(path, Kineto.title)
     importer = Kineto()
@@ -72,15 +74,15 @@ def read(path: Path) -> tuple[list[NodeTables], Account]:
     return list(importer.nodes([source], [account])), account
 
 
-def written(folder: Path, text: str | bytes, name: str = "rank0.json") -> Path:
-    """A file of these words."""
+def write_trace(folder: Path, text: str | bytes, name: str = "rank0.json") -> Path:
+    """Write a trace file with this text."""
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def spans(node: NodeTables, kind: int, pid: int = 100) -> list[tuple[int, ...]]:
-    """Start, end and a to d of the spans of one kind, in order of their end."""
+def list_spans(node: NodeTables, kind: int, pid: int = 100) -> list[tuple[int, ...]]:
+    """List start, end and a to d of the spans of one kind, in order of their ends."""
     collected = []
     for batch in node.records():
         for record in batch:
@@ -91,8 +93,8 @@ def spans(node: NodeTables, kind: int, pid: int = 100) -> list[tuple[int, ...]]:
     return collected
 
 
-def busy_ns(node: NodeTables, device: str = "gpu0") -> list[tuple[int, int]]:
-    """Readings of how long a device has been at work."""
+def list_busy_ns(node: NodeTables, device: str = "gpu0") -> list[tuple[int, int]]:
+    """List the readings of a device's busy time."""
     collected: list[tuple[int, int]] = []
     for batch in node.records():
         for record in batch:
@@ -101,14 +103,14 @@ def busy_ns(node: NodeTables, device: str = "gpu0") -> list[tuple[int, int]]:
     return collected
 
 
-def ranks(node: NodeTables) -> list[dict[str, Any]]:
-    """The processes of a node."""
+def list_ranks(node: NodeTables) -> list[dict[str, Any]]:
+    """List the processes of a node."""
     events = [r for batch in node.records() for r in batch if isinstance(r, Event)]
     return [dict(e.attributes) for e in events if e.kind == "process-registered"]
 
 
-def idle_ns(node: NodeTables, from_ns: int, until_ns: int, device: str = "gpu0") -> int:
-    """How long a device was idle between two instants."""
-    t_ns, busy = np.array(busy_ns(node, device)).T
+def measure_idle_ns(node: NodeTables, from_ns: int, until_ns: int, device: str = "gpu0") -> int:
+    """Measure how long a device was idle between two instants."""
+    t_ns, busy = np.array(list_busy_ns(node, device)).T
     at = np.interp([from_ns, until_ns], t_ns, busy)
     return int(until_ns - from_ns - (at[1] - at[0]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from clusterprof.analysis.attribution.rank.chunk_boundary import RankState
 from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.timeline.model import Rank
-from tests.support.builders import process, rank
+from tests.support.builders import make_process, make_rank
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
 
 
 def settle_all(timeline: Rank):
-    """The one region of a recording that is whole, as rows of seconds."""
+    """Settle a recording that is one whole region; return rows of seconds."""
     lost_intervals, state = find_lost_intervals(timeline, RankState(), last=True)
     assert len(lost_intervals) <= 1
     if not lost_intervals:
@@ -28,5 +28,7 @@ def settle_all(timeline: Rank):
     return rows, account, state
 
 
-def marked(end: float, table: dict, series: dict | None = None, device: str = "emulated-0") -> Rank:
-    return rank(end, process(100, spans=table), series=series, device=device)
+def mark_steps(
+    end: float, table: dict, series: dict | None = None, device: str = "emulated-0"
+) -> Rank:
+    return make_rank(end, make_process(100, spans=table), series=series, device=device)

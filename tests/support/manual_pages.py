@@ -16,8 +16,8 @@ SHELL_WORDS = {"|", ";", "&&", "||", ">", ">>", ">&", "&"}
 _BLOCK = re.compile(r"^```(?:console|bash|sh|shell|yaml)?\n(.*?)^```|((?:^    .*\n)+)", re.M | re.S)
 
 
-def commands_of(page: Path, at_start: bool = False) -> list[str]:
-    """Every `clusterprof …` of a page's code blocks, continuation lines joined.
+def list_commands(page: Path, at_start: bool = False) -> list[str]:
+    """List every `clusterprof …` in a page's code blocks, continuation lines joined.
 
     `at_start`: only where it is what a reader types first.
     """
@@ -32,8 +32,8 @@ def commands_of(page: Path, at_start: bool = False) -> list[str]:
     return collected
 
 
-def words_of(line: str) -> list[str]:
-    """What a shell makes of a line, without the first word; `;` and the like are words."""
+def split_command(line: str) -> list[str]:
+    """Split a line as a shell does, without the first word; `;` and the like are words."""
     line = re.sub(r"<(\w+)>", r"\1", line)  # a place for the reader's own word
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&>")
     lexer.whitespace_split, lexer.commenters = True, "#"

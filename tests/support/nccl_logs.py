@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **more: Any) -> str:
+def make_line(rank: int, number: int, took_us: float, written_us: int = 10_000, **more: Any) -> str:
     collected: dict[str, Any] = {
         "header": {"id": "0xabc", "rank": rank, "n_ranks": 2, "nnodes": 2},
         "metadata": {
@@ -28,7 +28,7 @@ def line(rank: int, number: int, took_us: float, written_us: int = 10_000, **mor
     return json.dumps({key: value for key, value in collected.items() if value is not None}) + "\n"
 
 
-def write(path: Path, *lines: str) -> Path:
+def write_log(path: Path, *lines: str) -> Path:
     path.write_text("".join(lines))
     return path
 

@@ -27,26 +27,26 @@ GB = 10**9
 RDMA_UP = 4.0
 
 
-def spread(*values: float) -> ValueHistogram:
+def make_spread(*values: float) -> ValueHistogram:
     out = ValueHistogram()
     out.add(np.array(values, float))
     return out
 
 
-def network(readings: Mapping[str, float], seconds: float = 60) -> NodeNetworkTotals:
+def make_network(readings: Mapping[str, float], seconds: float = 60) -> NodeNetworkTotals:
     """Readings over a minute: "<signal> <device>" -> growth of a counter, or a constant gauge."""
     counts, levels = {}, {}
     for key, value in readings.items():
         name, _, device = key.partition(" ")
         if name.endswith("_total"):
-            rate = spread(*[value / seconds] * 60)
+            rate = make_spread(*[value / seconds] * 60)
             counts[name, device] = CounterTotal(value, round(seconds * SECOND), rate)
         else:
-            levels[name, device] = spread(*[value] * 60)
+            levels[name, device] = make_spread(*[value] * 60)
     return NodeNetworkTotals(counts, levels)
 
 
-def nic(name: str = "eth0", sent: float = 10 * GB, speed: float | None = 10 * GB) -> dict:
+def make_nic(name: str = "eth0", sent: float = 10 * GB, speed: float | None = 10 * GB) -> dict:
     """A NIC that sent so many bytes in a minute, at a rate per second that is known or not."""
     out = {
         f"network.transmit_bytes_total {name}": sent,
@@ -55,7 +55,7 @@ def nic(name: str = "eth0", sent: float = 10 * GB, speed: float | None = 10 * GB
     return out if speed is None else {**out, f"network.link_bytes_per_second {name}": speed}
 
 
-def hca(name: str = "mlx5_0/1", sent: float = 10 * GB, speed: float = 25 * GB) -> dict:
+def make_hca(name: str = "mlx5_0/1", sent: float = 10 * GB, speed: float = 25 * GB) -> dict:
     """An RDMA port that is up."""
     return {
         f"rdma.transmit_bytes_total {name}": sent,
@@ -65,7 +65,7 @@ def hca(name: str = "mlx5_0/1", sent: float = 10 * GB, speed: float = 25 * GB) -
     }
 
 
-def links(
+def make_links(
     number: int,
     readings: Mapping[str, float],
     job: tuple[float, float | None] = (10 * GB, 10 * GB),
@@ -74,7 +74,7 @@ def links(
     lower: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> NodeLinks:
     """The links of node `number`, whose NICs are physical but for those named."""
-    result = network(readings)
+    result = make_network(readings)
     names = result.devices("network.transmit_bytes_total")
     nics = [
         {"name": name, "physical": name not in virtual, "lower": lower.get(name, ())}
@@ -84,7 +84,7 @@ def links(
     return find_node_links(number, f"node{number}", result, host, job, LIMITS)
 
 
-def all_reduces(
+def make_all_reduces(
     durations_ns: Sequence[int],
     nodes: Sequence[int] = (0, 1),
     size: int = 100_000_000,
@@ -112,14 +112,18 @@ def all_reduces(
 TOOK = [30 * MS] * 40
 
 
-def shared(*of_nodes: dict, took: list[int] = TOOK, **more: object) -> tuple[dict, TransferSplit]:
+def split_transfers(
+    *of_nodes: dict, took: list[int] = TOOK, **more: object
+) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause, and the split; all ranks have the same."""
-    transfers = all_reduces(took, range(len(of_nodes)))
-    known = {n: links(n, node, **more) for n, node in enumerate(of_nodes)}  # type: ignore[arg-type]
-    return conserved(transfers, known)
+    transfers = make_all_reduces(took, range(len(of_nodes)))
+    known = {n: make_links(n, node, **more) for n, node in enumerate(of_nodes)}  # type: ignore[arg-type]
+    return split_and_check_transfers(transfers, known)
 
 
-def conserved(transfers: TransferTotals, known: dict[int, NodeLinks]) -> tuple[dict, TransferSplit]:
+def split_and_check_transfers(
+    transfers: TransferTotals, known: dict[int, NodeLinks]
+) -> tuple[dict, TransferSplit]:
     """Milliseconds of the first rank by cause; fails when a rank's parts do not add up."""
     transfer_time = split_transfer_time(transfers, known, LIMITS)
     given = {cause: share.ns for cause, share in transfer_time.shares.items()}

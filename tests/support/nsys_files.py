@@ -39,17 +39,17 @@ NAMES = [
 GEMM, ALL_REDUCE, LAUNCH, SYNC, MALLOC, COPY, READ, POLL = range(1, 9)
 
 
-def process(pid: int) -> int:
-    """A process as Nsight Systems writes it (`globalPid`)."""
+def encode_process_id(pid: int) -> int:
+    """Encode a process as Nsight Systems does (`globalPid`)."""
     return 0x0100_0000_0000_0000 | pid << 24
 
 
-def thread(pid: int, tid: int) -> int:
-    """A thread as Nsight Systems writes it (`globalTid`)."""
-    return process(pid) | tid
+def encode_thread_id(pid: int, tid: int) -> int:
+    """Encode a thread as Nsight Systems does (`globalTid`)."""
+    return encode_process_id(pid) | tid
 
 
-def database(
+def write_database(
     path: Path, *tables: tuple[tuple[str, str], Sequence[Sequence[Any]]], names: Any = NAMES
 ) -> Path:
     """Write a database with these tables and rows, and the strings that are named above."""

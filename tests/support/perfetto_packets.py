@@ -1,4 +1,4 @@
-"""Reads Perfetto's packets back: a decoder of protocol buffers of its own, and what a viewer does.
+"""An independent decoder of Perfetto traces: protocol buffers, and the events that a viewer shows.
 
 Written after protobuf's and Perfetto's documentation, not after the exporter, so that both cannot
 be wrong together.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def iterate_fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield (field number, value): ints, eight bytes as bytes, messages as bytes."""
     at = 0
     while at < len(data):
@@ -45,13 +45,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def last_value(data: bytes, number: int, default: Any = None) -> Any:
     """Return the last value of a field."""
-    values = [value for key, value in fields(data) if key == number]
+    values = [value for key, value in iterate_fields(data) if key == number]
     return values[-1] if values else default
 
 
-def many(data: bytes, number: int) -> list[Any]:
+def list_values(data: bytes, number: int) -> list[Any]:
     """Return all values of a field."""
-    return [value for key, value in fields(data) if key == number]
+    return [value for key, value in iterate_fields(data) if key == number]
 
 
 @dataclass
@@ -71,19 +71,19 @@ class Trace:
     sequences: set[int] = field(default_factory=set)
 
 
-def read(data: bytes) -> Trace:
+def read_trace(data: bytes) -> Trace:
     """Read a trace as the trace processor does: names in order of the file, events by time."""
     trace, tracks = Trace(), {}
     names: dict[tuple[int, int, int], str] = {}
     events = []
-    for number, packet in fields(data):
+    for number, packet in iterate_fields(data):
         assert number == 1
         sequence, flags = last_value(packet, 10), last_value(packet, 13, 0)
         assert sequence, "a packet without a sequence"
         if flags & 1:
             trace.sequences.add(sequence)
             names = {key: name for key, name in names.items() if key[0] != sequence}
-        for table, entries in ((n, many(last_value(packet, 12, b""), n)) for n in (2, 3)):
+        for table, entries in ((n, list_values(last_value(packet, 12, b""), n)) for n in (2, 3)):
             for entry in entries:
                 names[sequence, table, last_value(entry, 1)] = last_value(entry, 2).decode()
         described = last_value(packet, 60)
@@ -92,12 +92,16 @@ def read(data: bytes) -> Trace:
         snapshot = last_value(packet, 6)
         if snapshot is not None:
             assert last_value(snapshot, 2) == 1, "the trace's clock is REALTIME"
-            trace.clocks.append({last_value(c, 1): last_value(c, 2) for c in many(snapshot, 1)})
+            trace.clocks.append(
+                {last_value(c, 1): last_value(c, 2) for c in list_values(snapshot, 1)}
+            )
         event = last_value(packet, 11)
         if event is not None:
             assert flags & 2 and sequence in trace.sequences
             assert last_value(event, 11) in tracks, "a track is declared before it is used"
-            annotations = {names[sequence, 3, last_value(a, 1)]: _value(a) for a in many(event, 4)}
+            annotations = {
+                names[sequence, 3, last_value(a, 1)]: _read_value(a) for a in list_values(event, 4)
+            }
             inline = last_value(event, 23)
             name = (
                 inline.decode()
@@ -105,11 +109,11 @@ def read(data: bytes) -> Trace:
                 else names.get((sequence, 2, last_value(event, 10, 0)), "")
             )
             events.append((last_value(packet, 8), len(events), event, name, annotations))
-    _play(trace, tracks, sorted(events))
+    _replay_events(trace, tracks, sorted(events))
     return trace
 
 
-def _value(annotation: bytes) -> Any:
+def _read_value(annotation: bytes) -> Any:
     text = last_value(annotation, 6)
     if text is not None:
         return text.decode()
@@ -117,7 +121,7 @@ def _value(annotation: bytes) -> Any:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _play(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
+def _replay_events(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
     def path(track: int) -> str:
         described = tracks[track]
         process, thread = last_value(described, 3), last_value(described, 4)
@@ -146,7 +150,7 @@ def _play(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
         where = path(track)
         if kind == 1:
             open_.setdefault(track, []).append((name, ts, notes))
-            for flow in many(event, 47):
+            for flow in list_values(event, 47):
                 assert flow not in flows
                 flows[flow] = f"{where} > {name}"
         elif kind == 2:
@@ -154,7 +158,7 @@ def _play(trace: Trace, tracks: dict[int, bytes], events: list[Any]) -> None:
             trace.slices.append((where, begun, start, ts, popped))
         elif kind == 3:
             trace.instants.append((where, name, ts, notes))
-            trace.arrows += [(flows.pop(f), f"{where} > {name}") for f in many(event, 48)]
+            trace.arrows += [(flows.pop(f), f"{where} > {name}") for f in list_values(event, 48)]
         else:
             assert kind == 4
             trace.values.append((where, ts, struct.unpack("<d", last_value(event, 44))[0]))

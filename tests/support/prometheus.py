@@ -26,8 +26,8 @@ with urllib.request.urlopen(f"http://127.0.0.1:9090/api/v1/{sys.argv[1]}?{words}
 """
 
 
-def check(*words: str) -> str:
-    """Run promtool; return what it printed, fail when it fails."""
+def run_promtool(*words: str) -> str:
+    """Run promtool; return its output, fail when it fails."""
     done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -57,7 +57,7 @@ class Prometheus:
         }
         path = folder / "prometheus.yml"
         path.write_text(json.dumps(config))  # JSON is YAML
-        check("check", "config", str(path))
+        run_promtool("check", "config", str(path))
         self.process = node.start(
             "prometheus",
             f"--config.file={path}",
@@ -68,7 +68,7 @@ class Prometheus:
             stderr=subprocess.DEVNULL,
         )
 
-    def ask(self, path: str, **words: str) -> Any:
+    def get(self, path: str, **words: str) -> Any:
         """Return the data of an answer of its HTTP API."""
         answer = json.loads(self._node.run(sys.executable, "-c", _ASK, path, json.dumps(words)))
         assert answer["status"] == "success", answer
@@ -76,15 +76,15 @@ class Prometheus:
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Return the labels and the value of each series of an instant query."""
-        result = self.ask("query", query=expression)["result"]
+        result = self.get("query", query=expression)["result"]
         return [(series["metric"], float(series["value"][1])) for series in result]
 
     def firing(self) -> set[str]:
         """Return the names of the alerts that fire."""
-        alerts = self.ask("alerts")["alerts"]
+        alerts = self.get("alerts")["alerts"]
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         self.process.terminate()
         self.process.wait(10)

@@ -12,7 +12,7 @@ from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.probe import layout
-from tests.support.recordings import Script, training, write
+from tests.support.recordings import Script, make_training, write_recording
 
 LIMITS = build_limits({})
 SLOW = settings(
@@ -25,10 +25,11 @@ SHORT = st.one_of(st.integers(0, 700), st.integers(0, 700), st.integers(2_000, 7
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> Script:
-    """Jobs with saves, collections and copies anywhere, devices that stop for no reason, holes."""
+def draw_scripts(draw: st.DrawFn) -> Script:
+    """Draw jobs with saves, collections and copies anywhere, devices that stop without a reason,
+    gaps."""
     steps = draw(st.lists(st.tuples(SHORT, SHORT.map(lambda s: s + 0.05)), min_size=1, max_size=25))
-    script = training(
+    script = make_training(
         steps, begin=draw(st.sampled_from([0.3, 1.0, 2.25])), hidden=draw(st.booleans())
     )
     for kind in draw(st.lists(st.sampled_from([4, 5, 6, 12, 13]), max_size=6)):
@@ -49,13 +50,13 @@ def scripts(draw: st.DrawFn) -> Script:
     return script
 
 
-def books(script: Script, chunk_ns: int) -> list[RankResult]:
+def analyze_script(script: Script, chunk_ns: int) -> list[RankResult]:
     with tempfile.TemporaryDirectory() as folder:
-        node = write(script, Path(folder) / "node-1")
+        node = write_recording(script, Path(folder) / "node-1")
         return list(analyze_node(node, LIMITS, chunk_ns).ranks)
 
 
-def law(result: RankResult) -> None:
+def check_conservation(result: RankResult) -> None:
     ledger = result.ledger
     assert ledger.window_ns == ledger.unmeasured_ns + ledger.outside_ns + ledger.in_step_ns
     assert ledger.in_step_ns == ledger.productive_ns + ledger.lost_ns

@@ -11,10 +11,10 @@ S = 10**9
 STORAGE = "storage-local"
 
 
-def books(
+def make_rank_result(
     rank: int = 0, in_step: int = 100 * S, lost: int = 20 * S, peers: bool = False, **totals: int
 ) -> RankResult:
-    """A rank that lost time to its disk, 10 s after it was started."""
+    """Make the result of a rank that lost time to its disk, 10 s after it was started."""
     name = RankIdentity("node", rank, 100 + rank, "gpu0", True, False, peers)
     state = RankState(
         settled_ns=1,

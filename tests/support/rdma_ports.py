@@ -1,4 +1,4 @@
-"""RDMA ports of fixture machines, read when a test says so."""
+"""RDMA ports of fixture machines whose counters are read when a test asks for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTERS = [
 LINK = ["state_count", "link_bytes_per_second", "link_width_lanes_count"]
 
 
-_RIGS: list[Rig] = []
+_RIGS: list[RdmaRig] = []
 
 
 def close_rigs() -> None:
@@ -39,8 +39,8 @@ def close_rigs() -> None:
         _RIGS.pop().collector.close()
 
 
-class Rig:
-    """A collector whose link is read anew at every reading, when the test says so."""
+class RdmaRig:
+    """A collector whose counters are read anew at each reading that the test asks for."""
 
     def __init__(self, roots: Roots) -> None:
         self.now_ns = 0
@@ -53,7 +53,7 @@ class Rig:
         self.now_ns += 1
         return self.now_ns
 
-    def readings(self) -> dict[tuple[str, str], Value]:
+    def read_all(self) -> dict[tuple[str, str], Value]:
         """Return the next reading, however long it takes."""
         self.now_ns += 1_000_000  # a reading takes nanoseconds of this clock: it may rest over
         end = time.monotonic() + PATIENCE
@@ -67,20 +67,20 @@ class Rig:
             return dict(zip(keys, values, strict=True))
         raise AssertionError("nothing was read")
 
-    def fresh(self) -> dict[tuple[str, str], Value]:
+    def read_fresh(self) -> dict[tuple[str, str], Value]:
         """Return a reading that began after this call."""
-        self.readings()
-        return self.readings()
+        self.read_all()
+        return self.read_all()
 
 
-def of(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[Value]:
+def pick_port(zoo: dict[tuple[str, str], Value], port: str, names: list[str]) -> list[Value]:
     return [zoo[f"rdma.{name}", port] for name in names]
 
 
-def uncounted() -> Unavailable:
+def make_not_counted() -> Unavailable:
     return Unavailable("absent", "the driver has no such counter", "")
 
 
-def at_its_end(port: str, name: str, value: int) -> Unavailable:
+def make_saturated(port: str, name: str, value: int) -> Unavailable:
     message = f"{name} of {port} is saturated at {value} and counts no further"
     return Unavailable("failed", message, "reset it with perfquery -R")

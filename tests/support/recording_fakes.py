@@ -50,7 +50,7 @@ class FakeClock:
         return t_ns in self.told_at
 
 
-class Scripted:
+class ScriptedCollector:
     """A collector with two columns whose samples come from a list; an exception in it is raised."""
 
     name: ClassVar[str] = "scripted"
@@ -80,7 +80,7 @@ class Scripted:
         self.calls.append("close")
 
 
-class Counting:
+class CountingCollector:
     """A collector that never fails: one column that counts its samples."""
 
     name: ClassVar[str] = "counting"
@@ -101,7 +101,7 @@ class Counting:
         pass
 
 
-class Table:
+class TableCollector:
     """A table collector: each sample is a list of rows."""
 
     name: ClassVar[str] = "table"
@@ -128,8 +128,8 @@ TICK_NS = 100_000_000
 T0 = SECOND_NS  # the fake clock starts at 1 s
 
 
-class Silent:
-    """A source that has nothing to say, and counts how often it is looked at."""
+class SilentSource:
+    """A source without any records, which counts how often it is polled."""
 
     def __init__(self) -> None:
         self.looks: list[int] = []
@@ -144,7 +144,7 @@ class Silent:
         return []
 
 
-def run(
+def run_service(
     *collectors: Any,
     clock: FakeClock | None = None,
     seconds: float = 0.25,
@@ -159,7 +159,7 @@ def run(
         slot.open(clock.now_ns())
     batches = record_batches(
         slots,
-        [Silent()],
+        [SilentSource()],
         clock,
         pace or Schedule(),
         Budget(10, T0, 0),

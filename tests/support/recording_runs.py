@@ -45,8 +45,8 @@ HOLD = 'holder = start("/bin/sleep", "60")\n'
 LET_GO = "\nos.kill(holder, 9)\n"
 
 
-def environment(job: str = "", **more: str) -> dict[str, str]:
-    """Return an environment without launcher variables but `job` as that of Slurm."""
+def make_environment(job: str = "", **more: str) -> dict[str, str]:
+    """Return an environment without launcher variables, with `job` as Slurm job id."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -55,13 +55,13 @@ def environment(job: str = "", **more: str) -> dict[str, str]:
     return {**clean, **({"SLURM_JOB_ID": job} if job else {}), **more}
 
 
-def own_job(name: str) -> str:
-    """Return a job id that no other test, and no other run of the tests, has."""
+def make_job_id(name: str) -> str:
+    """Make a job id that no other test, and no other test run, uses."""
     return f"test-{name}-{os.getpid()}-{time.monotonic_ns()}"
 
 
-def run_dir_of(job: str) -> Path:
-    """Return where the run directory of a job is while it is being recorded."""
+def get_run_dir(job: str) -> Path:
+    """Return the run directory of a job while it is being recorded."""
     return build_run_dir_path(choose_base(os.environ), read_short_boot_id(Roots()), job)
 
 
@@ -83,7 +83,7 @@ def record(
 
 
 def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Return the first true value of `what()`; fail loudly after a while.
+    """Return the first true value of `what()`; fail after a timeout.
 
     Asks for at most a fifth of the time: many a question reads a whole recording.
     """
@@ -97,20 +97,20 @@ def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     raise AssertionError(f"nothing came of {what} within {patience_s} s")
 
 
-def records_of(out: Path) -> list[Record]:
+def read_records(out: Path) -> list[Record]:
     """Return all records of the only node of a recording."""
     (folder,) = list_node_folders(out)
     return list(NodeReader(folder))
 
 
-def events_of(out: Path, kind: str) -> list[Event]:
+def list_events(out: Path, kind: str) -> list[Event]:
     """Return the events of one kind."""
-    return [item for item in records_of(out) if isinstance(item, Event) and item.kind == kind]
+    return [item for item in read_records(out) if isinstance(item, Event) and item.kind == kind]
 
 
 def wait_for_end(out: Path) -> None:
-    """Wait until the recorder of a recording with one node has said that it stopped."""
-    wait_until(lambda: events_of(out, "recorder-stopped"))
+    """Wait until the recorder of a recording with one node has written its stop event."""
+    wait_until(lambda: list_events(out, "recorder-stopped"))
 
 
 def wait_for_recording(out: Path) -> Path:
@@ -118,9 +118,9 @@ def wait_for_recording(out: Path) -> Path:
     return Path(wait_until(lambda: next(iter(out.glob("*/000001.cpf")), None))).parent
 
 
-def recorder_pid(job: str) -> int:
+def find_recorder_pid(job: str) -> int:
     """Return the pid of the recorder of a job, once it records."""
-    file = run_dir_of(job) / "agent.pid"
+    file = get_run_dir(job) / "agent.pid"
     return int(wait_until(lambda: file.exists() and file.read_text().split())[0])
 
 
@@ -132,20 +132,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def counters_too(folder: Path) -> list[str]:
-    """Options of `record` with which a GPU's performance counters are read as well."""
+def list_counter_options(folder: Path) -> list[str]:
+    """List the options of `record` that read a GPU's performance counters too."""
     path = folder / "counters.yaml"
     path.write_text("extends: default\nsampling: {gpm: true}\n")
     return ["--profile", str(path)]
 
 
 def run_launcher(out: Path, job: str, body: str, hold: bool = True) -> str:
-    """Run `body` behind the launcher's words; return what it printed."""
+    """Run `body` behind the launcher; return what it printed."""
     body = textwrap.dedent(body)
     code = LAUNCHER + (HOLD + body + LET_GO if hold else body)
     return subprocess.run(
         [PYTHON, "-c", code, str(out)],
-        env=environment(job),
+        env=make_environment(job),
         stdout=subprocess.PIPE,
         text=True,
         timeout=120,

@@ -1,8 +1,9 @@
-"""Recordings made of records in memory: one rank, its worker and its device, whatever they do."""
+"""Recordings made from records in memory: one rank, its worker and its device."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Header, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import activity, header, ns, spent_ns
+from tests.support.builders import make_header, ns, parse_activity
 
 MAIN, WORKER = 100, 201
 SECOND = 1_000_000_000
@@ -55,7 +56,7 @@ WCHAN = (
 
 @dataclass
 class Script:
-    """What happened, in seconds; turned into records by `seconds`."""
+    """The events of a node in seconds, turned into records by `iterate_seconds`."""
 
     end: float
     main_spans: list[tuple] = field(default_factory=list)
@@ -83,60 +84,62 @@ class Script:
     """(signal, device) -> growth of a counter per second, or the value of a gauge."""
 
 
-def write(script: Script, folder: Path) -> Path:
+def write_recording(script: Script, folder: Path) -> Path:
     """Write the recording of one node as the recorder would, a second at a time."""
     now = [0]
 
     def clock() -> Clock:
         return Clock(now[0], now[0], now[0])
 
-    writer = RecordingWriter(folder, _header(script, folder.name), clock, keep_free_bytes=0)
-    for second, records in enumerate(seconds(script)):
+    writer = RecordingWriter(folder, _make_header(script, folder.name), clock, keep_free_bytes=0)
+    for second, records in enumerate(iterate_seconds(script)):
         now[0] = second * SECOND
         writer.append(*records)
     writer.close()
     return folder
 
 
-def _header(script: Script, key: str) -> Header:
+def _make_header(script: Script, key: str) -> Header:
     devices = [] if script.busy is None else [{"id": "emulated-0", "emulated": True, "pid": MAIN}]
-    plain = header()
+    plain = make_header()
     node = {**plain.node, "key": key, "display": key, "boot_id": f"boot of {key}"}
     nics = [{"name": d, "physical": True} for n, d in script.network if n == _RECEIVED]
     return replace(plain, node=node, devices=devices, host={**plain.host, "nics": nics})
 
 
-def seconds(script: Script) -> Iterator[list[Record]]:
-    """Yield what belongs to each second; spans are handed over in the second they end in."""
-    rows = {MAIN: activity(script.main), WORKER: activity(script.worker)}
-    rows |= {pid: activity(doing, at) for pid, (at, doing, _) in script.others.items()}
+def iterate_seconds(script: Script) -> Iterator[list[Record]]:
+    """Yield the records of each second; spans belong to the second in which they end."""
+    rows = {MAIN: parse_activity(script.main), WORKER: parse_activity(script.worker)}
+    rows |= {pid: parse_activity(doing, at) for pid, (at, doing, _) in script.others.items()}
     spans_of = {MAIN: script.main_spans, WORKER: script.worker_spans}
     spans_of |= {pid: spans for pid, (_, _, spans) in script.others.items()}
     handed = dict.fromkeys(spans_of, 0)
+    spent = {pid: SpentTime(doing) for pid, doing in rows.items()}
+    busy = [(ns(begin), ns(end)) for begin, end in script.busy or ()]
     for second in range(int(script.end) + 1):
         low, high = second * SECOND, min((second + 1) * SECOND, ns(script.end))
         times = range(low, high + (1 if high == ns(script.end) else 0), SECOND // 10)
         records: list[Record] = []
         if second == 0:
-            records.append(Event(0, "process-registered", _registration(script)))
+            records.append(Event(0, "process-registered", _make_registration(script)))
         if script.busy is not None and times:
-            records.append(_device(script, times))
+            records.append(_make_device_columns(script, busy, times))
         if script.network and times:
-            records.append(_network(script, times[0]))
+            records.append(_make_network_columns(script, times[0]))
         if times and script.sampled:
-            records.append(_threads(rows, times))
-            alive = [pid for pid, doing in rows.items() if _lives(pid, doing, times[0])]
-            records.append(_processes(times[0], script.written, script.writes, alive))
+            records.append(_make_thread_rows(spent, times))
+            alive = [pid for pid, doing in rows.items() if _is_alive(pid, doing, times[0])]
+            records.append(_make_process_rows(times[0], script.written, script.writes, alive))
         for pid, spans in spans_of.items():
             mine = sorted(spans, key=lambda span: span[2])
             new = [span for span in mine[handed[pid] :] if ns(span[2]) <= high]
             if new:
-                records.append(_spans(pid, handed[pid] + 1, new))
+                records.append(_make_spans(pid, handed[pid] + 1, new))
                 handed[pid] += len(new)
         yield records
 
 
-def _registration(script: Script) -> dict:
+def _make_registration(script: Script) -> dict:
     return {
         "pid": MAIN,
         "started_ticks": 1,
@@ -146,11 +149,12 @@ def _registration(script: Script) -> dict:
     }
 
 
-def _device(script: Script, times: Sequence[int]) -> Columns:
-    busy = script.busy or ()
-    total = [sum(max(0, min(t, ns(e)) - min(t, ns(s))) for s, e in busy) for t in times]
+def _make_device_columns(
+    script: Script, busy: Sequence[tuple[int, int]], times: Sequence[int]
+) -> Columns:
+    total = [sum(max(0, min(t, e) - s) for s, e in busy if s < t) for t in times]
     mask = bytes(1 if t // (SECOND // 10) in script.unread else 0 for t in times)
-    gauges = [array("d", _means(of, times)) for of in script.gauges.values()]
+    gauges = [array("d", _average_gauge(of, times)) for of in script.gauges.values()]
     return Columns(
         "gpu_emulated",
         ["gpu.busy_ns_total", *script.gauges],
@@ -161,7 +165,7 @@ def _device(script: Script, times: Sequence[int]) -> Columns:
     )
 
 
-def _means(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> list[float]:
+def _average_gauge(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> list[float]:
     tick = SECOND // 10
     return [
         sum(v * max(0, min(t, ns(e)) - max(t - tick, ns(s))) for s, e, v in held) / tick
@@ -169,7 +173,7 @@ def _means(held: Sequence[tuple[float, float, float]], times: Sequence[int]) -> 
     ]
 
 
-def _network(script: Script, t_ns: int) -> Columns:
+def _make_network_columns(script: Script, t_ns: int) -> Columns:
     """One reading a second."""
     values = [
         round(value * t_ns / SECOND) if name.endswith("_total") else round(value)
@@ -185,26 +189,56 @@ def _network(script: Script, t_ns: int) -> Columns:
     )
 
 
-def _threads(rows: dict[int, list], times: Sequence[int]) -> Rows:
+_CPU_TIMES = ("UK", "R", "U", "K")
+"""Letters of the columns of a thread: on a CPU, waiting for one; on one in user, in system code."""
+
+
+class SpentTime:
+    """How long an activity has been in which letters, at any time; rows follow each other."""
+
+    def __init__(self, doing: list[tuple[int, int, str]]) -> None:
+        self.doing = doing
+        self._starts = [start for start, _, _ in doing]
+        self._before = [(0,) * len(_CPU_TIMES)]
+        for row in doing:
+            self._before.append(self._add(self._before[-1], row, row[1]))
+
+    def find_letter(self, t_ns: int) -> str:
+        index = bisect_right(self._starts, t_ns) - 1
+        return self.doing[index][2] if index >= 0 and t_ns < self.doing[index][1] else "I"
+
+    def sum_ns(self, t_ns: int) -> tuple[int, ...]:
+        """Return the time before `t_ns` in each of _CPU_TIMES, ns."""
+        index = bisect_right(self._starts, t_ns) - 1
+        if index < 0:
+            return self._before[0]
+        return self._add(self._before[index], self.doing[index], t_ns)
+
+    @staticmethod
+    def _add(before: tuple[int, ...], row: tuple[int, int, str], t_ns: int) -> tuple[int, ...]:
+        start, end, letter = row
+        length = min(end, t_ns) - start
+        return tuple(ns + length * (letter in letters) for ns, letters in zip(before, _CPU_TIMES))
+
+
+def _make_thread_rows(spent: dict[int, SpentTime], times: Sequence[int]) -> Rows:
     table = []
     for t in times:
-        for pid, doing in rows.items():
-            if not _lives(pid, doing, t):
+        for pid, own in spent.items():
+            if not _is_alive(pid, own.doing, t):
                 continue
-            letter = next((k for s, e, k in doing if s <= t < e), "I")
-            state, wchan = _LETTERS[letter]
-            on_cpu = [spent_ns(doing, letters, 0, t) for letters in ("UK", "R", "U", "K")]
-            table.append([t, pid, pid, ord(state), *on_cpu, -1, 0, wchan])
+            state, wchan = _LETTERS[own.find_letter(t)]
+            table.append([t, pid, pid, ord(state), *own.sum_ns(t), -1, 0, wchan])
     columns = [array("q", column) for column in zip(*table)]
     return Rows("threads", _THREAD_COLUMNS, columns, {"wchan": WCHAN})
 
 
-def _lives(pid: int, doing: list, t_ns: int) -> bool:
+def _is_alive(pid: int, doing: list, t_ns: int) -> bool:
     """Return whether a process is there; the rank and its first worker are all the time."""
     return pid in (MAIN, WORKER) or doing[0][0] <= t_ns < doing[-1][1]
 
 
-def _processes(
+def _make_process_rows(
     t_ns: int, written: int, writes: Sequence[tuple[float, float]], alive: Sequence[int]
 ) -> Rows:
     wrote = sum(max(0, min(t_ns, ns(e)) - min(t_ns, ns(s))) for s, e in writes) // 10
@@ -243,13 +277,13 @@ def _processes(
     )
 
 
-def _spans(pid: int, sequence: int, spans: Sequence[tuple]) -> Spans:
+def _make_spans(pid: int, sequence: int, spans: Sequence[tuple]) -> Spans:
     rows = [[ns(s[1]), ns(s[2]), s[0], *(*s[3:], 0, 0, 0, 0)[:4]] for s in spans]
     columns = {name: array("q", [row[i] for row in rows]) for i, name in enumerate(SPAN_FIELDS)}
     return Spans(pid, 1, sequence, 0, {}, columns)
 
 
-def training(
+def make_training(
     steps: Sequence[tuple[float, float]], *, begin: float = 1.0, hidden: bool = False
 ) -> Script:
     """A job of steps (wait_s, compute_s); for half of each wait a worker reads, then it decodes.

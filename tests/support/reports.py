@@ -1,4 +1,4 @@
-"""Reports made by hand, small enough to check in one's head; every output is shown all of them.
+"""Small reports made by hand; every output is tested with all of them.
 
 All of them keep the law: window = unmeasured + outside + in step, in step = productive + lost,
 lost = causes + unattributed, per rank and in all.
@@ -24,7 +24,7 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
 )
-from tests.support.cluster_report import cluster
+from tests.support.cluster_report import make_cluster_report
 
 S = 1_000_000_000
 
@@ -67,13 +67,13 @@ STARTUP = Cause(
 )
 
 
-def node(name: str = "node-a", damaged_bytes: int = 0, dropped_spans: int = 0) -> NodeFacts:
+def make_node(name: str = "node-a", damaged_bytes: int = 0, dropped_spans: int = 0) -> NodeFacts:
     return NodeFacts(
         name, f"{name}-0f1e2d3c-1", "0f1e2d3c", 310 * S, damaged_bytes, dropped_spans, 0.0042
     )
 
 
-def storage_verdict() -> Report:
+def make_storage_report() -> Report:
     """Two ranks, 300 s each; rank 1 waits more. The nanoseconds are odd so that sums show."""
     rank0 = RankLedger(
         "node-a",
@@ -169,7 +169,7 @@ def storage_verdict() -> Report:
     return Report(
         "runs/slow-disk",
         False,
-        (node(),),
+        (make_node(),),
         (rank0, rank1),
         600 * S,
         0,
@@ -190,7 +190,7 @@ def storage_verdict() -> Report:
     )
 
 
-def clean() -> Report:
+def make_clean_report() -> Report:
     """One rank whose loading is hidden behind compute: 0.4 s of 200 s lost, too little to find."""
     lost = 400_000_001
     rank = RankLedger(
@@ -213,7 +213,7 @@ def clean() -> Report:
     return Report(
         "runs/clean",
         False,
-        (node(),),
+        (make_node(),),
         (rank,),
         201 * S,
         0,
@@ -230,7 +230,7 @@ def clean() -> Report:
     )
 
 
-def upper_bound() -> Report:
+def make_upper_bound_report() -> Report:
     """No accelerator measured: 30 s of data waits in 100 s of steps is the most that was lost."""
     rank = RankLedger(
         "laptop",
@@ -264,7 +264,7 @@ def upper_bound() -> Report:
     return Report(
         "runs/laptop",
         False,
-        (node("laptop"),),
+        (make_node("laptop"),),
         (rank,),
         100 * S,
         0,
@@ -288,7 +288,7 @@ def upper_bound() -> Report:
     )
 
 
-def damaged() -> Report:
+def make_damaged_report() -> Report:
     """Damaged and emulated: 20 s of 120 s not measured, bytes unreadable, spans dropped."""
     rank = RankLedger(
         "node-b",
@@ -313,7 +313,7 @@ def damaged() -> Report:
     return Report(
         "runs/torn",
         True,
-        (node("node-b", 123_456, 17),),
+        (make_node("node-b", 123_456, 17),),
         (rank,),
         120 * S,
         20 * S,
@@ -330,12 +330,12 @@ def damaged() -> Report:
     )
 
 
-def nothing() -> Report:
+def make_empty_report() -> Report:
     """A recording in which no training process was found."""
     return Report(
         "runs/empty",
         False,
-        (node(),),
+        (make_node(),),
         (),
         0,
         0,
@@ -356,7 +356,7 @@ def nothing() -> Report:
     )
 
 
-def underfilled() -> Report:
+def make_underused_report() -> Report:
     """Two ranks of 100 s whose kernels fill three tenths of their devices; nearly nothing is lost.
 
     Each was busy for 99 s; rank 1 span for 1 s of it, and for 8 s its SM activity was not read.
@@ -428,7 +428,7 @@ def underfilled() -> Report:
     return Report(
         "runs/small-batch",
         False,
-        (node(),),
+        (make_node(),),
         ranks,
         200 * S,
         0,
@@ -447,12 +447,12 @@ def underfilled() -> Report:
 
 
 ALL = {
-    "storage": storage_verdict,
-    "clean": clean,
-    "upper-bound": upper_bound,
-    "damaged-emulated": damaged,
-    "nothing": nothing,
-    "underfilled": underfilled,
-    "two-nodes": lambda: cluster(2, 2),
-    "cluster": cluster,
+    "storage": make_storage_report,
+    "clean": make_clean_report,
+    "upper-bound": make_upper_bound_report,
+    "damaged-emulated": make_damaged_report,
+    "nothing": make_empty_report,
+    "underfilled": make_underused_report,
+    "two-nodes": lambda: make_cluster_report(2, 2),
+    "cluster": make_cluster_report,
 }

@@ -1,4 +1,4 @@
-"""A ring written by hand: what the probe does, in a process that is this one."""
+"""A ring written by hand in the test's own process, as the probe writes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PID = os.getpid()
 TICKS = read_start_ticks("/proc", PID) or 0
 
 
-class Writer:
+class RingWriter:
     """A ring of our own, sealed against shrinking as the probe seals it."""
 
     def __init__(self, capacity: int = 8, seal: bool = True, log_bytes: int = 0) -> None:
@@ -38,15 +38,15 @@ class Writer:
 
     def put(self, kind: int = layout.STEP, start: int = 1, end: int = 2, a: int = 0) -> None:
         self.written += 1
-        self.record(self.written, self.written, start, end, kind, a)
-        self.counter(self.written)
+        self.read_slot(self.written, self.written, start, end, kind, a)
+        self.set_counter(self.written)
 
-    def record(self, slot: int, *fields: int) -> None:
+    def read_slot(self, slot: int, *fields: int) -> None:
         values = (*fields, *(0,) * (8 - len(fields)))
         offset = layout.RECORDS_OFFSET + (slot - 1) % self.capacity * layout.RECORD_BYTES
         layout.RECORD.pack_into(self.memory, offset, *values)
 
-    def counter(self, value: int) -> None:
+    def set_counter(self, value: int) -> None:
         layout.COUNTER.pack_into(self.memory, layout.WRITTEN_OFFSET, value)
 
     def write_log(self, log: bytes, written: int | None = None) -> None:
@@ -63,16 +63,16 @@ class Writer:
         os.close(self.fd)
 
 
-def drained(ring: Ring, looks: int = 2) -> list[Spans]:
+def drain_ring(ring: Ring, looks: int = 2) -> list[Spans]:
     for _ in range(looks):
         ring.look()
     return ring.take(NOW_NS)
 
 
-def sequences(spans: list[Spans]) -> list[int]:
+def list_sequences(spans: list[Spans]) -> list[int]:
     return [span.first_sequence + i for span in spans for i in range(len(span.columns["kind"]))]
 
 
-def announce(folder: Path, name: str, **content: object) -> None:
+def announce_ring(folder: Path, name: str, **content: object) -> None:
     (folder / name).write_text(json.dumps(content))
     (folder / name).chmod(0o600)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterprof_lab.truth import Injected, Lost, Place, Truth, write
+from clusterprof_lab.truth import Injected, Lost, Place, Truth, write_truth
 from tests.support import recordings
-from tests.support.waiting_jobs import job
+from tests.support.waiting_jobs import make_scripts
 
 SECOND = 1_000_000_000
 STEPS = 40
 
 
-def pair(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> Path:
+def write_two_ranks(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> Path:
     """Two ranks: rank 1's worker reads for 0.15 s of each step of 0.6 s and decodes for 0.05 s;
 
     rank 0 waits for it in the all-reduce, then both transfer for 0.1 s. In truth 150 and 50 ms
     are lost by each of them to rank 1, and 100 ms to nobody. More ranks wait as rank 0 does.
     """
     run, steps = folder / name, STEPS
-    scripts = job((0.0, 0.3), (0.2, 0.3), *[(0.0, 0.3)] * (ranks - 2), steps=steps)
+    scripts = make_scripts((0.0, 0.3), (0.2, 0.3), *[(0.0, 0.3)] * (ranks - 2), steps=steps)
     for script in scripts:
         script.variables["WORLD_SIZE"] = str(ranks)
     scripts[1].worker = scripts[1].worker.replace("D0.1 U0.1", "D0.15 U0.05")
@@ -28,7 +28,7 @@ def pair(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> Path:
         for span in scripts[1].worker_spans
     ]
     for rank, script in enumerate(scripts):
-        recordings.write(script, run / "recording" / f"node-{rank}")
+        recordings.write_recording(script, run / "recording" / f"node-{rank}")
     each = steps * SECOND // 100
     lost = [
         Lost(cause, culprit, rank, points * each)
@@ -54,5 +54,5 @@ def pair(folder: Path, name: str, seed: int = 0, ranks: int = 2) -> Path:
         step_ns=0.6e9,
         clean_step_ns=0.4e9,
     )
-    write(truth, run)
+    write_truth(truth, run)
     return run

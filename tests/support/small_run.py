@@ -23,7 +23,7 @@ from clusterprof.report.history import History, RankHistory, Wait
 from clusterprof.report.model import RankLedger, Report
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Header, Record, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.reports import S, clean
+from tests.support.reports import S, make_clean_report
 
 EPOCH = 1_700_000_000 * S
 AHEAD = {"a": 0, "b": 5 * S}
@@ -31,12 +31,12 @@ PID, WORKER, TICKS = 100, 201, 7
 MS = 1_000_000
 
 
-def at(seconds: float) -> int:
-    """Common seconds as ns since 1970."""
+def make_time_ns(seconds: float) -> int:
+    """Return seconds of the common clock as ns since 1970."""
     return EPOCH + round(seconds * S)
 
 
-def _header(node: str, display: str) -> Header:
+def _make_header(node: str, display: str) -> Header:
     key = f"node-{node}-0badcafe-1"
     own = S + AHEAD[node]
     return Header(
@@ -51,7 +51,7 @@ def _header(node: str, display: str) -> Header:
     )
 
 
-def _spans(pid: int, ahead: int, rows: list[tuple[Any, ...]], names: dict[int, str]) -> Spans:
+def _make_spans(pid: int, ahead: int, rows: list[tuple[Any, ...]], names: dict[int, str]) -> Spans:
     table = [
         (round(s * S) + ahead, round(e * S) + ahead, k, *(*v, 0, 0, 0, 0)[:4])
         for k, s, e, *v in rows
@@ -60,17 +60,17 @@ def _spans(pid: int, ahead: int, rows: list[tuple[Any, ...]], names: dict[int, s
     return Spans(pid, TICKS, 1, 0, names, columns)
 
 
-def _registered(rank: int, ahead: int) -> Event:
+def _make_registration(rank: int, ahead: int) -> Event:
     variables = {"RANK": str(rank), "WORLD_SIZE": "2"}
     reported = {"pid": PID, "started_ticks": TICKS, "role": "python", "variables": variables}
     return Event(S + ahead, "process-registered", {**reported, "rank": rank, "world_size": 2})
 
 
-def _records(node: str, user_span: str) -> list[Record]:
+def _make_records(node: str, user_span: str) -> list[Record]:
     ahead = AHEAD[node]
     if node == "b":
         rows = [(layout.CHECKPOINT, 1.0, 2.0, 4096), (layout.STEP, 1.0, 2.1, 0, 1, -1, -1)]
-        return [_registered(1, ahead), _spans(PID, ahead, rows, {})]
+        return [_make_registration(1, ahead), _make_spans(PID, ahead, rows, {})]
     times = [S, S + 100 * MS, S + 200 * MS, S + 300 * MS]
     gpu = Columns(
         "gpu_nvidia",
@@ -96,21 +96,23 @@ def _records(node: str, user_span: str) -> list[Record]:
     ]
     worker = [(layout.WORKER_START, 0.5, 0.5, 0, 1, PID), (layout.FETCH, 1.0, 1.3, 8, 5, 6, 4096)]
     return [
-        _registered(0, ahead),
+        _make_registration(0, ahead),
         Event(S + 50 * MS, "gpu-xid", {"xid": 79, "device": "GPU-a"}),
         Gap(S + 150 * MS, "gpu_nvidia", "gpu.busy_ns_total", "GPU-a", "failed", "timed out", ""),
         gpu,
         disk,
-        _spans(WORKER, ahead, worker, {}),
-        _spans(PID, ahead, rows, {layout.FIRST_USER_KIND: user_span}),
+        _make_spans(WORKER, ahead, worker, {}),
+        _make_spans(PID, ahead, rows, {layout.FIRST_USER_KIND: user_span}),
         Clock(2 * S, 2 * S, EPOCH + 2 * S),
     ]
 
 
-def write(folder: Path, names: dict[str, str] | None = None, user_span: str = "tokenise") -> Path:
+def write_recordings(
+    folder: Path, names: dict[str, str] | None = None, user_span: str = "tokenise"
+) -> Path:
     """Write the recording of both nodes; `names`: what they are called."""
     for node in AHEAD:
-        header = _header(node, (names or {}).get(node, f"node-{node}"))
+        header = _make_header(node, (names or {}).get(node, f"node-{node}"))
         own = S + AHEAD[node]
         writer = RecordingWriter(
             folder / header.node["key"],
@@ -118,13 +120,13 @@ def write(folder: Path, names: dict[str, str] | None = None, user_span: str = "t
             lambda own=own: Clock(own, own, EPOCH + S),
             keep_free_bytes=0,
         )
-        writer.append(*_records(node, user_span))
+        writer.append(*_make_records(node, user_span))
         writer.close()
     return folder
 
 
-def _rank(place: int, node: str) -> RankLedger:
-    plain = clean().ranks[0]
+def _make_rank(place: int, node: str) -> RankLedger:
+    plain = make_clean_report().ranks[0]
     lost = (("storage-local", 300 * MS), ("unattributed", 50 * MS))
     return replace(
         plain,
@@ -145,16 +147,16 @@ def _rank(place: int, node: str) -> RankLedger:
     )
 
 
-def report(names: dict[str, str] | None = None, cause: str = "storage-local") -> Report:
-    """What an analysis may say of it: rank 0 waited from 1.2 to 1.7 s for rank 1."""
+def make_report(names: dict[str, str] | None = None, cause: str = "storage-local") -> Report:
+    """Make a report of the run: rank 0 waited from 1.2 to 1.7 s for rank 1."""
     called = [(names or {}).get(node, f"node-{node}") for node in AHEAD]
     lost = ((cause, (200 * MS, 100 * MS)), ("unattributed", (0, 50 * MS)))
     ranks = tuple(RankHistory(place, (S // 2, S // 2), lost, ()) for place in (0, 1))
     waits = (Wait(200 * MS, 500 * MS, 0, 1, cause, 0), Wait(900 * MS, 50 * MS, 1, None, "", None))
-    history = History(at(1), S // 2, 2, ranks, waits)
+    history = History(make_time_ns(1), S // 2, 2, ranks, waits)
     return replace(
-        clean(),
-        ranks=tuple(_rank(at_, name) for at_, name in enumerate(called)),
+        make_clean_report(),
+        ranks=tuple(_make_rank(at_, name) for at_, name in enumerate(called)),
         history=history,
         window_ns=2 * S,
         outside_ns=0,
@@ -166,11 +168,11 @@ def report(names: dict[str, str] | None = None, cause: str = "storage-local") ->
     )
 
 
-def run(folder: Path, result: Report, names: dict[str, str] | None = None) -> Run:
-    """The run as exporters get it, with clocks known by hand."""
+def make_run(folder: Path, result: Report, names: dict[str, str] | None = None) -> Run:
+    """Make the run as exporters get it, with clock offsets known by hand."""
     nodes = []
     for place, node in enumerate(AHEAD):
-        header = _header(node, (names or {}).get(node, f"node-{node}"))
+        header = _make_header(node, (names or {}).get(node, f"node-{node}"))
         key = header.node["key"]
 
         def common(t_ns: Int, ahead: int = AHEAD[node]) -> Int:

@@ -11,7 +11,7 @@ from clusterprof.probe.hooks.process_groups import compute_group_number
 from clusterprof.report.model import Report
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Gap, Record, Rows, Spans
-from clusterprof_lab.synth.record import Seen, record
+from clusterprof_lab.synth.record import RecordingQuality, write_story
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Story, Thread, Work
 
 MS = 1_000_000
@@ -21,7 +21,7 @@ STEPS = 40
 LOST_NS = STEPS * (BLOCKED_NS + DECODED_NS)
 
 
-def training(
+def make_training(
     doing: str = "block-io",
     what: str = "",
     resource: str = "",
@@ -59,7 +59,7 @@ def training(
     return Rank(rank, node, main, [worker], "emulated-0", work), at
 
 
-def in_step(ranks: int, per_node: int, late: int) -> Story:
+def make_data_parallel_job(ranks: int, per_node: int, late: int) -> Story:
     """Data-parallel ranks that leave an all-reduce together in every step, 5 ms after the last.
 
     Every worker reads for 2 ms of a batch, that of `late` for 60 ms; then each rank computes for
@@ -97,19 +97,26 @@ def in_step(ranks: int, per_node: int, late: int) -> Story:
     return Story(collected, nodes, 0, at + SECOND, world_size=ranks)
 
 
-def seen_as(story: Story, folder: Path, seen: Seen = Seen(), seed: int = 1) -> list[Record]:  # noqa: B008
+def record_story(
+    story: Story,
+    folder: Path,
+    seen: RecordingQuality = RecordingQuality(),  # noqa: B008
+    seed: int = 1,
+) -> list[Record]:
     """Record a story of one node and return the records."""
-    record(story, folder, np.random.default_rng(seed), seen)
+    write_story(story, folder, np.random.default_rng(seed), seen)
     (node,) = list_node_folders(folder)
     return list(NodeReader(node))
 
 
-def alone(rank: Rank, end_ns: int, node: Node | None = None, start_ns: int = 0) -> Story:
+def make_single_rank_job(
+    rank: Rank, end_ns: int, node: Node | None = None, start_ns: int = 0
+) -> Story:
     """A job of one rank."""
     return Story([rank], {rank.node: node or Node(rank.node)}, start_ns, end_ns)
 
 
-def series(records: list[Record], signal: str, device: str = "") -> np.ndarray:
+def join_readings(records: list[Record], signal: str, device: str = "") -> np.ndarray:
     """All readings of a signal, joined."""
     parts = []
     for item in records:
@@ -120,13 +127,13 @@ def series(records: list[Record], signal: str, device: str = "") -> np.ndarray:
     return np.concatenate(parts)
 
 
-def times(records: list[Record], collector: str) -> np.ndarray:
+def list_sample_times(records: list[Record], collector: str) -> np.ndarray:
     """When a collector was read."""
     frames = [r for r in records if isinstance(r, Columns) and r.collector == collector]
     return np.concatenate([np.asarray(frame.t_ns) for frame in frames])
 
 
-def rows(records: list[Record], table: str, **only: int) -> dict[str, list]:
+def list_rows(records: list[Record], table: str, **only: int) -> dict[str, list]:
     """The rows of a table in which columns have some values; names instead of their numbers."""
     collected: dict[str, list] = {}
     for item in records:
@@ -143,18 +150,18 @@ def rows(records: list[Record], table: str, **only: int) -> dict[str, list]:
     return collected
 
 
-def spans(records: list[Record], pid: int) -> list[Spans]:
+def list_spans(records: list[Record], pid: int) -> list[Spans]:
     """The frames of a process's spans."""
     return [item for item in records if isinstance(item, Spans) and item.pid == pid]
 
 
-def gaps(records: list[Record]) -> dict[tuple[str, str], tuple[str, str]]:
+def list_gaps(records: list[Record]) -> dict[tuple[str, str], tuple[str, str]]:
     """Collector and signal of each gap, with its kind and reason."""
     selected = [item for item in records if isinstance(item, Gap)]
     return {(item.collector, item.signal): (item.kind, item.message) for item in selected}
 
 
-def caused(report: Report) -> dict[str, int]:
+def sum_lost_by_cause(report: Report) -> dict[str, int]:
     """Lost time inside steps by cause, all of it."""
     collected: dict[str, int] = {}
     for rank in report.ranks:

@@ -39,7 +39,7 @@ HEADER = Header(
 )
 
 
-class HandClock:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self, now_ns: int = 5 * SECOND_NS) -> None:
@@ -49,26 +49,28 @@ class HandClock:
         return Clock(self.now_ns, self.now_ns + 7, self.now_ns + 1_700_000_000 * SECOND_NS)
 
 
-def canonical(record: Record) -> dict[str, Any]:
+def make_canonical(record: Record) -> dict[str, Any]:
     """Return a record with every column as its type and its very bits."""
-    plain = {field.name: _canonical(getattr(record, field.name)) for field in fields(record)}
+    plain = {
+        field.name: _make_canonical_value(getattr(record, field.name)) for field in fields(record)
+    }
     return {"record": type(record).__name__, **plain}
 
 
-def _canonical(value: Any) -> Any:
+def _make_canonical_value(value: Any) -> Any:
     if isinstance(value, array):
         return value.typecode, value.tobytes()
     if isinstance(value, np.ndarray):
         return {"int64": "q", "float64": "d"}[value.dtype.name], value.tobytes()
     if isinstance(value, list | tuple):
-        return tuple(_canonical(item) for item in value)
+        return tuple(_make_canonical_value(item) for item in value)
     if isinstance(value, dict):
-        return {key: _canonical(item) for key, item in value.items()}
+        return {key: _make_canonical_value(item) for key, item in value.items()}
     return value
 
 
-def second(number: int) -> list[Record]:
-    """Return what a small recorder hands over in its n-th second: three frames' worth."""
+def make_second(number: int) -> list[Record]:
+    """Make the records that a small recorder writes in its n-th second: three frames."""
     draw = random.Random(number)
     start_ns = (10 + number) * SECOND_NS
     t_ns = array("q", [start_ns + tick * 100_000_000 + draw.randrange(90_000) for tick in range(4)])
@@ -105,10 +107,10 @@ def second(number: int) -> list[Record]:
         ),
         {"wchan": ("folio_wait_bit_common", "futex_wait_queue")},
     )
-    return [disk, gpu, threads, spans(number, 12, draw)]
+    return [disk, gpu, threads, make_spans(number, 12, draw)]
 
 
-def spans(number: int, rows: int, draw: random.Random) -> Spans:
+def make_spans(number: int, rows: int, draw: random.Random) -> Spans:
     """Return the spans of one process, one after the other."""
     columns = {name: array("q") for name in SPAN_FIELDS}
     now_ns = (10 + number) * SECOND_NS
@@ -120,7 +122,7 @@ def spans(number: int, rows: int, draw: random.Random) -> Spans:
     return Spans(4242, 99_000, 1 + number * rows, 0, {64: "tokenise"}, columns)
 
 
-def simple_records() -> list[Record]:
+def make_simple_records() -> list[Record]:
     """Return one record of each kind that has no columns."""
     return [
         Clock(1, 2, 3),
@@ -129,9 +131,11 @@ def simple_records() -> list[Record]:
     ]
 
 
-def write(folder: Path, seconds: Iterable[Sequence[Record]], **options: Any) -> RecordingWriter:
+def write_recording(
+    folder: Path, seconds: Iterable[Sequence[Record]], **options: Any
+) -> RecordingWriter:
     """Write a recording, a second after the other, and close it."""
-    clock = HandClock()
+    clock = ManualClock()
     options.setdefault("keep_free_bytes", 0)
     writer = RecordingWriter(folder, HEADER, clock, **options)
     for records in seconds:
@@ -144,10 +148,10 @@ def write(folder: Path, seconds: Iterable[Sequence[Record]], **options: Any) -> 
 def read_frames(path: Path) -> tuple[list[list[dict[str, Any]]], NodeReader]:
     """Return the canonical records of each frame, and the reader with its damage."""
     reader = NodeReader(path)
-    return [[canonical(record) for record in records] for records in reader.frames()], reader
+    return [[make_canonical(record) for record in records] for records in reader.frames()], reader
 
 
-def boundaries(data: bytes) -> list[int]:
+def find_frame_boundaries(data: bytes) -> list[int]:
     """Return where each frame of a healthy segment begins, and where the last one ends.
 
     Written here anew, after docs/design/recording-format.md, so that reader and test cannot be

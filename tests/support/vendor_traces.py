@@ -13,7 +13,7 @@ ASCEND_US = 1_723_545_784_434_032
 HARDWARE, COMMUNICATION, CANN, PYTHON, OVERLAP = 4, 5, 2, 1, 6
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode an unsigned integer."""
     out = bytearray()
     while value > 0x7F:
@@ -22,15 +22,15 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+def encode_message(*fields: tuple[int, int | str | bytes]) -> bytes:
     """Encode a message: numbers as varints, text and bytes with their length."""
     out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
-            out += varint(number << 3) + varint(value)
+            out += encode_varint(number << 3) + encode_varint(value)
         else:
             data = value.encode() if isinstance(value, str) else value
-            out += varint(number << 3 | 2) + varint(len(data)) + data
+            out += encode_varint(number << 3 | 2) + encode_varint(len(data)) + data
     return bytes(out)
 
 
@@ -38,7 +38,9 @@ Lines = Mapping[str, Sequence[tuple[str, int, int, Mapping[str, int]]]]
 """Events by the name of their line: name, start and duration in ns, statistics."""
 
 
-def xspace(planes: Mapping[str, Lines], hostname: str = "host-a", begin_ns: int = 1_000) -> bytes:
+def encode_xspace(
+    planes: Mapping[str, Lines], hostname: str = "host-a", begin_ns: int = 1_000
+) -> bytes:
     """Encode an XSpace; its lines begin at `begin_ns`."""
     out = []
     for plane, lines in planes.items():
@@ -56,18 +58,18 @@ def xspace(planes: Mapping[str, Lines], hostname: str = "host-a", begin_ns: int 
                 ]
                 for key, value in values.items():
                     stat = stats.setdefault(key, len(stats) + 1)
-                    event.append((4, message((1, stat), (3, value))))
-                encoded.append((4, message(*event)))
-            fields.append((3, message(*encoded)))
+                    event.append((4, encode_message((1, stat), (3, value))))
+                encoded.append((4, encode_message(*event)))
+            fields.append((3, encode_message(*encoded)))
         for number, table in ((4, names), (5, stats)):
             for name, id_ in table.items():
-                entry = message((1, id_), (2, message((1, id_), (2, name))))
+                entry = encode_message((1, id_), (2, encode_message((1, id_), (2, name))))
                 fields.append((number, entry))
-        out.append((1, message(*fields)))
-    return message(*out, (4, hostname))
+        out.append((1, encode_message(*fields)))
+    return encode_message(*out, (4, hostname))
 
 
-def ascend_event(
+def make_ascend_event(
     name: str, pid: int, tid: int, start_us: float, duration_us: float, **args: Any
 ) -> dict[str, Any]:
     """Return an event as torch_npu writes it: its start is text."""
@@ -78,7 +80,9 @@ def ascend_event(
     return {**event, "args": args, **({"cat": category} if category else {})}
 
 
-def ascend_names(processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]) -> list[Any]:
+def make_ascend_names(
+    processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]
+) -> list[Any]:
     """Return the metadata events that name processes and threads."""
     named = [("process_name", pid, 0, name) for pid, name in processes.items()]
     named += [("thread_name", *key, name) for key, name in threads.items()]
@@ -88,7 +92,7 @@ def ascend_names(processes: Mapping[int, str], threads: Mapping[tuple[int, int],
     ]
 
 
-def ascend_trace() -> list[Any]:
+def make_ascend_trace() -> list[Any]:
     """Return three steps of 1,000 us; the names of the tracks come last, as in real files.
 
     Each: a call from 20 to 50, a kernel from 100.5 to 220.5, an all-reduce from 200 to 280.25 and
@@ -100,14 +104,16 @@ def ascend_trace() -> list[Any]:
         work = {"Task Type": "AI_CORE", "connection_id": 100 + step}
         wait = {"Task Type": "EVENT_WAIT"}
         events += [
-            ascend_event(f"ProfilerStep#{step + 5}", PYTHON, 7, at, 1000, cat="user_annotation"),
-            ascend_event("aten::mm", PYTHON, 7, at + 10, 50, cat="cpu_op"),
-            ascend_event("AscendCL@aclnnMm", CANN, 7, at + 20, 30, connection_id=100 + step),
-            ascend_event("MatMulV2", HARDWARE, 3, at + 100.5, 120, **work),
-            ascend_event("EVENT_WAIT", HARDWARE, 3, at + 300, 400, **wait),
-            ascend_event(f"hcom_allReduce__496_{step}_1", COMMUNICATION, 9, at + 200, 80.25),
-            ascend_event("Notify_Wait", COMMUNICATION, 10, at + 200, 70),
-            ascend_event("Computing", OVERLAP, 1, at, 1000),
+            make_ascend_event(
+                f"ProfilerStep#{step + 5}", PYTHON, 7, at, 1000, cat="user_annotation"
+            ),
+            make_ascend_event("aten::mm", PYTHON, 7, at + 10, 50, cat="cpu_op"),
+            make_ascend_event("AscendCL@aclnnMm", CANN, 7, at + 20, 30, connection_id=100 + step),
+            make_ascend_event("MatMulV2", HARDWARE, 3, at + 100.5, 120, **work),
+            make_ascend_event("EVENT_WAIT", HARDWARE, 3, at + 300, 400, **wait),
+            make_ascend_event(f"hcom_allReduce__496_{step}_1", COMMUNICATION, 9, at + 200, 80.25),
+            make_ascend_event("Notify_Wait", COMMUNICATION, 10, at + 200, 70),
+            make_ascend_event("Computing", OVERLAP, 1, at, 1000),
         ]
     processes = {
         PYTHON: "Python",
@@ -117,10 +123,10 @@ def ascend_trace() -> list[Any]:
         OVERLAP: "Overlap Analysis",
     }
     threads = {(5, 9): "Group 0 Communication", (5, 10): "Plane 0", (4, 3): "Stream 3"}
-    return events + ascend_names(processes, threads)
+    return events + make_ascend_names(processes, threads)
 
 
-def rocprof_document() -> dict[str, Any]:
+def make_rocprof_document() -> dict[str, Any]:
     """Return rocprofv3's JSON of one process: two kernels, a copy, a call and two markers.
 
     In us after 1 s: step 1 from 0 to 100 and step 2 from 100 to 200; hipLaunchKernel from 5 to 10;
@@ -168,7 +174,7 @@ def rocprof_document() -> dict[str, Any]:
 
 
 def write_rocpd(path: Path) -> Path:
-    """Write the same events as `rocprof_document` as a rocpd database."""
+    """Write the same events as `make_rocprof_document` as a rocpd database."""
     suffix, base = "_0000abcd", 1_000_000_000
     tables = {
         "rocpd_string": (
@@ -225,10 +231,12 @@ def write_rocpd(path: Path) -> Path:
     return path
 
 
-def chakra_node(name: str, start_us: int, duration_us: int, is_cpu: bool, lane: int) -> bytes:
+def encode_chakra_node(
+    name: str, start_us: int, duration_us: int, is_cpu: bool, lane: int
+) -> bytes:
     """Encode a node of a Chakra graph with its length; a start of 0 is left out, as in protobuf."""
-    flags = message((1, "is_cpu_op"), (27, int(is_cpu)))
+    flags = encode_message((1, "is_cpu_op"), (27, int(is_cpu)))
     times = [(6, start_us)] if start_us else []
     fields = [(1, 1), (2, name), (3, 4), *times, (7, duration_us), (10, flags)]
-    body = message(*fields, (10, message((1, "tid"), (15, lane))))
-    return varint(len(body)) + body
+    body = encode_message(*fields, (10, encode_message((1, "tid"), (15, lane))))
+    return encode_varint(len(body)) + body

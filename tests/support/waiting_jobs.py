@@ -7,25 +7,25 @@ from pathlib import Path
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.recordings import MAIN, SECOND, WORKER, Script, write
-from tests.support.report_checks import check_books
+from tests.support.recordings import MAIN, SECOND, WORKER, Script, write_recording
+from tests.support.report_laws import check_conservation
 
 GROUP = 7
 STEPS = 60
 TRANSFER_S = 0.1
 
 
-def job(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
+def make_scripts(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
     """One script per rank (wait_s, compute_s); every step ends with an all-reduce of all.
 
     For half of a wait a worker reads, then it decodes. All leave together, 0.1 s after the last
     has come.
     """
     step_s = max(wait + compute for wait, compute in ranks) + TRANSFER_S
-    return [_script(number, rank, step_s, steps) for number, rank in enumerate(ranks)]
+    return [_make_script(number, rank, step_s, steps) for number, rank in enumerate(ranks)]
 
 
-def _script(rank: int, rows: tuple[float, float], step_s: float, steps: int) -> Script:
+def _make_script(rank: int, rows: tuple[float, float], step_s: float, steps: int) -> Script:
     wait, compute = rows
     variables = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a job"}
     script = Script(end=round(2.0 + steps * step_s, 6), variables=variables)
@@ -51,21 +51,21 @@ def _script(rank: int, rows: tuple[float, float], step_s: float, steps: int) -> 
     return script
 
 
-def recorded(scripts: list[Script], folder: Path) -> Report:
+def record_and_analyze(scripts: list[Script], folder: Path) -> Report:
     for number, script in enumerate(scripts):
-        write(script, folder / f"node-{number}")
+        write_recording(script, folder / f"node-{number}")
     report = analyze(folder)
-    check_books(report)
+    check_conservation(report)
     return report
 
 
-def seconds_of(report: Report, rank: int) -> dict[str, float]:
+def sum_rank_seconds(report: Report, rank: int) -> dict[str, float]:
     return {id_: round(ns / SECOND, 3) for id_, ns in report.ranks[rank].buckets if ns}
 
 
-def measured(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
+def make_scripts_with_devices(*ranks: tuple[float, float], steps: int = STEPS) -> list[Script]:
     """The job with devices: busy while a rank computes, idle in every wait."""
-    scripts = job(*ranks, steps=steps)
+    scripts = make_scripts(*ranks, steps=steps)
     for script, (wait, compute) in zip(scripts, ranks):
         starts = [span[1] for span in script.main_spans if span[0] == 3]  # steps
         script.busy = [(start + wait, start + wait + compute) for start in starts]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from clusterprof.agent.launch import launcher
 from tests.support import job_python
-from tests.support.probing import LIVENESS_SECONDS, WAIT, Ring, Watcher, clean_environment
+from tests.support.probe_jobs import LIVENESS_SECONDS, WAIT, Ring, RingWatcher, clean_environment
 
 # The optimizers of PyTorch 2 import torch._dynamo in their first step, for a second.
 _SERVER = """
@@ -109,7 +109,10 @@ class WarmJobs:
             Done(
                 pid,
                 os.waitstatus_to_exitcode(status),
-                *(job_python.without_log(Path(path).read_bytes()) for path in output.values()),
+                *(
+                    job_python.drop_framework_logs(Path(path).read_bytes())
+                    for path in output.values()
+                ),
             )
             for (pid, status), output in zip(self._ask(orders), outputs)
         ]
@@ -128,11 +131,11 @@ class WarmJobs:
 
     def _record(self, code: str, *arguments: str, **environ: str) -> tuple[list[Ring], bytes]:
         assert self.run_dir is not None
-        with Watcher(self.run_dir) as watcher:
+        with RingWatcher(self.run_dir) as watcher:
             done = self.run(code + WAIT, *arguments, **environ)
         errors = b"" if job_python.IS_ANOTHER else done.stderr  # another version warns of more
         assert (done.returncode, errors) == (0, b""), done.stderr.decode()
-        return watcher.rings(), done.stdout
+        return watcher.read_rings(), done.stdout
 
     def _ask(self, orders: list[dict[str, object]]) -> list[tuple[int, int]]:
         """Have processes forked; return pid and wait status of each, once all have ended."""

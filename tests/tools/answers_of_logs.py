@@ -1,4 +1,4 @@
-"""Stated answers in logs, tables and readings, beside what an importer makes of them.
+"""Published answers in logs, tables and metrics, next to the results of our importers.
 
 Each function yields (data, file, what, stated, by, ours, met) for tests/tools/import_answers.py.
 """
@@ -36,51 +36,51 @@ _FIELDS = (
 )
 
 
-def answers() -> Iterator[Answer]:
+def iterate_answers() -> Iterator[Answer]:
     """Yield all of them."""
     for each in (
-        mlperf_logs,
-        start_ups,
-        dlio_sample,
-        nccl_tests,
-        nvidia_smi,
-        scrapes,
-        node_exporter,
-        unanswered,
+        check_mlperf_logs,
+        check_mlperf_startup,
+        check_dlio_sample,
+        check_nccl_tests,
+        check_nvidia_smi,
+        check_prometheus_answers,
+        check_node_exporter,
+        list_files_without_answer,
     ):
         yield from each()
 
 
-def _known(folder: str) -> Any:
+def _load_known(folder: str) -> Any:
     return json.loads((DATA / folder / "known.json").read_text())
 
 
-def _imported(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
+def _import(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Account]]:
     sources = [source for path in paths for source in open_sources(path)]
     accounts = [Account(source.path, importer.title) for source in sources]
     return list(importer.nodes(sources, accounts)), accounts
 
 
-def _spans(node: NodeTables, pid: int, kind: int) -> Any:
+def _list_spans(node: NodeTables, pid: int, kind: int) -> Any:
     """Spans of a kind: fields by row."""
     table = node._spans[pid].to_array()
     return table[:, table[2] == kind]
 
 
-def _seconds(spans: Any) -> float:
+def _measure_seconds(spans: Any) -> float:
     return float((spans[1] - spans[0]).sum()) / 1e9
 
 
-def mlperf_logs() -> Iterator[Answer]:
+def check_mlperf_logs() -> Iterator[Answer]:
     """Epochs or blocks of every log; who is slow, and who began with cold caches."""
     folder = DATA / "mllog"
     paths = sorted(folder.glob("*/result_*.txt.gz"))
-    nodes, accounts = _imported(Mllog(), *paths)
-    known, cold, slow = _known("mllog")["logs"], dict[str, int](), dict[str, list[str]]()
+    nodes, accounts = _import(Mllog(), *paths)
+    known, cold, slow = _load_known("mllog")["logs"], dict[str, int](), dict[str, list[str]]()
     for path, node, account in zip(paths, nodes, accounts):
         file = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
         length = known[file].get("epoch_s") or known[file]["block_s"]
-        ours = _seconds(_spans(node, 1, layout.STEP))
+        ours = _measure_seconds(_list_spans(node, 1, layout.STEP))
         what = "epochs, in all" if "epoch_s" in known[file] else "blocks, in all"
         yield (
             "mllog",
@@ -109,7 +109,7 @@ def mlperf_logs() -> Iterator[Answer]:
     yield ("mllog", of, "the slow instance", "3", "verdict", ", ".join(slow[of]), slow[of] == ["3"])
 
 
-def start_ups() -> Iterator[Answer]:
+def check_mlperf_startup() -> Iterator[Answer]:
     """How long each MLPerf log goes until its first epoch or block begins, by its own lines."""
     for path in sorted((DATA / "mllog").glob("*/result_*.txt.gz")):
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
@@ -132,18 +132,18 @@ def start_ups() -> Iterator[Answer]:
         )
 
 
-def dlio_sample() -> Iterator[Answer]:
+def check_dlio_sample() -> Iterator[Answer]:
     """What DLIO's own test of its post-processing expects: of the first two of four epochs."""
     folder = DATA / "dlio-sample"
-    (node,), _ = _imported(Dlio(), *sorted(folder.glob("[01]_output.json")))
-    stated = _known("dlio-sample")["stated_by_source"]["tests/dlio_postprocessor_test.py"]
-    half = [_spans(node, pid, layout.STEP)[3].max() // 2 for pid in (1, 2)]
+    (node,), _ = _import(Dlio(), *sorted(folder.glob("[01]_output.json")))
+    stated = _load_known("dlio-sample")["stated_by_source"]["tests/dlio_postprocessor_test.py"]
+    half = [_list_spans(node, pid, layout.STEP)[3].max() // 2 for pid in (1, 2)]
     for what, kind, key in (
         ("loading, two epochs, mean of ranks", layout.DATA_WAIT, "avg_process_loading_time"),
         ("steps, two epochs, mean of ranks", layout.STEP, "avg_process_processing_time"),
     ):
-        values = [_spans(node, pid, kind) for pid in (1, 2)]
-        ours = sum(_seconds(s[:, s[3] <= most]) for s, most in zip(values, half)) / 2
+        values = [_list_spans(node, pid, kind) for pid in (1, 2)]
+        ours = sum(_measure_seconds(s[:, s[3] <= most]) for s, most in zip(values, half)) / 2
         yield (
             "dlio-sample",
             "all",
@@ -155,9 +155,9 @@ def dlio_sample() -> Iterator[Answer]:
         )
 
 
-def nccl_tests() -> Iterator[Answer]:
+def check_nccl_tests() -> Iterator[Answer]:
     """The largest row of each table."""
-    for name, file in _known("nccl-tests")["files"].items():
+    for name, file in _load_known("nccl-tests")["files"].items():
         log = read_text(iter((DATA / "nccl-tests" / name).read_bytes().splitlines()))
         last, stated = log.rows[-1], file["largest"]
         ours = (len(log.rows), last.bytes, last.time_us, last.bus_gbps)
@@ -174,10 +174,10 @@ def nccl_tests() -> Iterator[Answer]:
         )
 
 
-def nvidia_smi() -> Iterator[Answer]:
+def check_nvidia_smi() -> Iterator[Answer]:
     """Some fields of each document."""
-    for name, file in _known("nvidia-smi-xml")["files"].items():
-        (node,), _ = _imported(NvidiaSmi(), DATA / "nvidia-smi-xml" / name)
+    for name, file in _load_known("nvidia-smi-xml")["files"].items():
+        (node,), _ = _import(NvidiaSmi(), DATA / "nvidia-smi-xml" / name)
         (gpu,) = file["gpus"]
         for what, key, signal, scale in _FIELDS:
             if gpu[key] is None:
@@ -196,12 +196,12 @@ def nvidia_smi() -> Iterator[Answer]:
             )
 
 
-def scrapes() -> Iterator[Answer]:
+def check_prometheus_answers() -> Iterator[Answer]:
     """Every value of the API's answers."""
     folder = "dcgm-prometheus/h100_eks_2026-03"
     signals = {"GPU_UTIL": 0.01, "FB_USED": 1 << 20, "GPU_TEMP": 1, "POWER_USAGE": 1}
-    for name, file in _known(folder)["files"].items():
-        nodes, _ = _imported(Prometheus(), DATA / folder / name)
+    for name, file in _load_known(folder)["files"].items():
+        nodes, _ = _import(Prometheus(), DATA / folder / name)
         columns = [column for node in nodes for column in node._columns]
         if "values" not in file:
             yield (
@@ -230,14 +230,14 @@ def scrapes() -> Iterator[Answer]:
         )
 
 
-def node_exporter() -> Iterator[Answer]:
+def check_node_exporter() -> Iterator[Answer]:
     """Of the values that the exporter must print those that are a signal of ours by themselves."""
     file = "expected-e2e-output.txt.gz"
     path = DATA / "node-exporter-fixtures" / file
-    nodes, _ = _imported(Prometheus(), path)
+    nodes, _ = _import(Prometheus(), path)
     ours = {(c.signal, c.device): float(c.values[0]) for node in nodes for c in node._columns}
     count = alike = 0
-    listed = set(_known("node-exporter-fixtures")["expected_lines"])
+    listed = set(_load_known("node-exporter-fixtures")["expected_lines"])
     for line in gzip.decompress(path.read_bytes()).decode().splitlines():
         if line not in listed:
             continue
@@ -259,13 +259,14 @@ def node_exporter() -> Iterator[Answer]:
     )
 
 
-def unanswered() -> Iterator[Answer]:
-    """Files of which nobody states an answer: that they are read to their end, and what of."""
+def list_files_without_answer() -> Iterator[Answer]:
+    """List files without a published answer: whether they are read to their end, and what they
+    hold."""
     for folder, item in (("kineto-hta", Kineto()), ("nsys-sqlite", Nsys())):
-        known = {name.removesuffix(".gz") for name in _known(folder)["traces"]}
+        known = {name.removesuffix(".gz") for name in _load_known(folder)["traces"]}
         for path in sorted((DATA / folder).glob("*.gz")):
             if path.name.removesuffix(".gz") in known:
                 continue
-            _, (account,) = _imported(item, path)
+            _, (account,) = _import(item, path)
             gave = ", ".join(f"{n:,} {what}" for what, n in account.read.items() if n)
             yield (folder, path.name, "read to its end", "no answer", "-", gave, not account.cut)

@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     if (target / "proc").exists():
         print(f"{target} exists: remove it first", file=sys.stderr)
         return 2
-    for relative, text in captured(options.root):
+    for relative, text in iterate_files(options.root):
         path = target / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -75,17 +75,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def captured(root: Path) -> Iterator[tuple[str, str]]:
+def iterate_files(root: Path) -> Iterator[tuple[str, str]]:
     """Yield path and scrubbed text of every allowed file that can be read."""
     for pattern in ALLOWED:
         for path in sorted(root.glob(pattern)):
-            yield from _one(root, path)
-    for folder in _own_cgroups(root):
+            yield from _capture_file(root, path)
+    for folder in _list_own_cgroups(root):
         for name in CGROUP_FILES:
-            yield from _one(root, folder / name)
+            yield from _capture_file(root, folder / name)
 
 
-def _one(root: Path, path: Path) -> Iterator[tuple[str, str]]:
+def _capture_file(root: Path, path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -93,7 +93,7 @@ def _one(root: Path, path: Path) -> Iterator[tuple[str, str]]:
     yield scrub_path(str(path.relative_to(root))), scrub(path.name, text)
 
 
-def _own_cgroups(root: Path) -> list[Path]:
+def _list_own_cgroups(root: Path) -> list[Path]:
     """Return our own cgroup's folders in every hierarchy, and all above them."""
     folders = []
     base = root / "sys/fs/cgroup"

@@ -19,44 +19,44 @@ COST_TABLE = "== collector_cost"
 _COST = re.compile(r"^  (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.]+) *$", re.MULTILINE)
 
 
-def collector_pages(mark: str) -> dict[str, str]:
+def make_collector_pages(mark: str) -> dict[str, str]:
     """Return path -> text of every page and of their index."""
     from clusterprof.agent.collectors.registry import COLLECTORS
 
-    costs = measured((ROOT / "bench/README.md").read_text(encoding="utf-8"))
+    costs = parse_costs((ROOT / "bench/README.md").read_text(encoding="utf-8"))
     pages = {}
     index = [
         mark + "# Collectors\n\nWhere samples come from, in the order in which they are taken.\n"
     ]
     for collector in COLLECTORS:
-        page = one_page(collector, costs.get(collector.name, []))
+        page = make_collector_page(collector, costs.get(collector.name, []))
         pages[f"docs/collectors/{collector.name}.md"] = mark + page
-        doc = collector.__doc__ or module_doc(collector)
+        doc = collector.__doc__ or find_page_text(collector)
         first_line = re.split(r"(?<=\.)\s", doc.strip(), maxsplit=1)[0]
         index.append(f"* [{collector.name}]({collector.name}.md): {' '.join(first_line.split())}")
     pages["docs/collectors/README.md"] = "\n".join(index) + "\n"
     return pages
 
 
-def one_page(collector: Any, costs: list[tuple[str, str, str, str]]) -> str:
+def make_collector_page(collector: Any, costs: list[tuple[str, str, str, str]]) -> str:
     """Return the page of one collector."""
-    before, *sections = re.split(r"^(?=## )", module_doc(collector), flags=re.MULTILINE)
+    before, *sections = re.split(r"^(?=## )", find_page_text(collector), flags=re.MULTILINE)
     interval_ms = collector.interval_ns / 1_000_000
     where = "in a helper process that can be abandoned" if collector.isolated else "in the recorder"
     parts = [
         f"# {collector.name}",
         before.strip(),
         f"Sampled every {interval_ms:g} ms {where}.",
-        signals_section(collector),
+        make_signals_section(collector),
     ]
     for section in sections:
         parts.append(section.strip())
         if section.startswith("## Cost") and costs:
-            parts.append(cost_table(costs))
+            parts.append(make_cost_table(costs))
     return "\n\n".join(parts) + "\n"
 
 
-def module_doc(collector: Any) -> str:
+def find_page_text(collector: Any) -> str:
     """Return the page: the docstring of the class if it has sections, else of the module."""
     module = sys.modules[collector.__module__]
     if "## " in (collector.__doc__ or ""):
@@ -64,14 +64,14 @@ def module_doc(collector: Any) -> str:
     return inspect.cleandoc(module.__doc__ or collector.__doc__ or "")
 
 
-def signals_section(collector: Any) -> str:
+def make_signals_section(collector: Any) -> str:
     """Return the table of what a collector writes, with units."""
     module = vars(sys.modules[collector.__module__])
     columns = next((module[name] for name in module if _is_column_list(name)), None)
     if hasattr(collector, "strings") and columns:
-        rows = [f"| `{name}` | {_unit(name)} |" for name in columns]
+        rows = [f"| `{name}` | {_find_unit(name)} |" for name in columns]
         return "\n".join(["## Columns", "", "| column | unit |", "|---|---|", *rows])
-    rows = [f"| `{item.name}` | {item.unit} | {item.doc} |" for item in signals_of(collector)]
+    rows = [f"| `{item.name}` | {item.unit} | {item.doc} |" for item in list_signals(collector)]
     return "\n".join(["## Signals", "", "| signal | unit | meaning |", "|---|---|---|", *rows])
 
 
@@ -80,7 +80,7 @@ def _is_column_list(name: str) -> bool:
     return name in ("COLUMNS", "PROCESS_COLUMNS", "THREAD_COLUMNS", "PLACEMENT_COLUMNS")
 
 
-def _unit(column: str) -> str:
+def _find_unit(column: str) -> str:
     from clusterprof.units import infer_unit
 
     try:
@@ -89,26 +89,26 @@ def _unit(column: str) -> str:
         return ""
 
 
-def signals_of(collector: Any) -> list[Any]:
+def list_signals(collector: Any) -> list[Any]:
     """Return the signals that a collector may write, in the order of the catalog."""
     from clusterprof import signals
 
-    nodes = reachable_nodes(collector)
+    nodes = list_reachable_nodes(collector)
     names: set[str] = set()
     for node in (inner for reached in nodes for inner in ast.walk(reached)):
         if isinstance(node, ast.Attribute) and _is_signals(node.value):
-            names.add(_name(getattr(signals, node.attr, None)))
+            names.add(_find_name(getattr(signals, node.attr, None)))
         elif isinstance(node, ast.Name):
-            names.add(_name(getattr(signals, node.id, None)))
+            names.add(_find_name(getattr(signals, node.id, None)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
     return [signal for signal in signals.BY_NAME.values() if signal.name in names]
 
 
-def reachable_nodes(collector: Any) -> list[ast.stmt]:
+def list_reachable_nodes(collector: Any) -> list[ast.stmt]:
     """Return the class, what it uses of its module, and the vendor bindings that it imports."""
     tree = _parse_module(collector.__module__)
-    by_name = {name: node for node in tree.body for name in _defined_names(node)}
+    by_name = {name: node for node in tree.body for name in _list_defined_names(node)}
     pending, reached, bindings = [collector.__name__], [], set()
     seen: set[str] = set()
     while pending:
@@ -118,13 +118,13 @@ def reachable_nodes(collector: Any) -> list[ast.stmt]:
         seen.add(name)
         node = by_name[name]
         if isinstance(node, ast.Import | ast.ImportFrom):
-            bindings |= _binding_modules(node)
+            bindings |= _list_binding_modules(node)
             continue
         reached.append(node)
         pending += [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
         for inner in ast.walk(node):
             if isinstance(inner, ast.ImportFrom):
-                bindings |= _binding_modules(inner)
+                bindings |= _list_binding_modules(inner)
     done: set[str] = set()
     while bindings - done:
         module = (bindings - done).pop()
@@ -133,7 +133,7 @@ def reachable_nodes(collector: Any) -> list[ast.stmt]:
         reached += body
         for node in (inner for stmt in body for inner in ast.walk(stmt)):
             if isinstance(node, ast.ImportFrom):
-                bindings |= _binding_modules(node)
+                bindings |= _list_binding_modules(node)
     return reached
 
 
@@ -142,7 +142,7 @@ def _parse_module(name: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _defined_names(node: ast.stmt) -> list[str]:
+def _list_defined_names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -151,7 +151,7 @@ def _defined_names(node: ast.stmt) -> list[str]:
     return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
-def _binding_modules(node: ast.Import | ast.ImportFrom) -> set[str]:
+def _list_binding_modules(node: ast.Import | ast.ImportFrom) -> set[str]:
     """Modules beside the GPU collectors that an import names: bindings of vendor libraries."""
     room = "clusterprof.agent.collectors.gpu"
     if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(room):
@@ -165,11 +165,11 @@ def _is_signals(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "signals"
 
 
-def _name(document: Any) -> str:
+def _find_name(document: Any) -> str:
     return getattr(document, "name", "") if type(document).__name__ == "Signal" else ""
 
 
-def measured(text: str) -> dict[str, list[tuple[str, str, str, str]]]:
+def parse_costs(text: str) -> dict[str, list[tuple[str, str, str, str]]]:
     """Return collector -> (where, µs per sample, samples/s, % of a core) of the saved results."""
     table = text.partition(COST_TABLE)[2].partition("\n== ")[0]
     collected: dict[str, list[tuple[str, str, str, str]]] = {}
@@ -178,7 +178,7 @@ def measured(text: str) -> dict[str, list[tuple[str, str, str, str]]]:
     return collected
 
 
-def cost_table(costs: list[tuple[str, str, str, str]]) -> str:
+def make_cost_table(costs: list[tuple[str, str, str, str]]) -> str:
     rows = [f"| {where} | {us} | {rate} | {percent} |" for where, us, rate, percent in costs]
     return "\n".join(
         [

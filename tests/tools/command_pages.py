@@ -42,7 +42,7 @@ _WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class Option:
     """An argument or option of a command."""
 
     names: tuple[str, ...]
@@ -56,17 +56,17 @@ class Asked:
     help: str
 
 
-def command_page(mark: str) -> str:
+def make_command_page(mark: str) -> str:
     """Return the page of all commands, in the order of `clusterprof --help`."""
     from clusterprof.cli.commands import COMMANDS
 
     parts = [mark + _HEAD]
     for name, command in COMMANDS.items():
-        asked = list(asked_by(command))
+        asked = list(iterate_options(command))
         usage = [item.names[0] for item in asked if item.is_argument]
         parts.append(f"## {name}\n\n{' '.join((command.__doc__ or '').split())}\n")
         parts.append("    " + " ".join(["clusterprof", name, "[OPTIONS]", *usage]) + "\n")
-        rows = ["| | default | meaning |", "|---|---|---|", *map(_row, asked)]
+        rows = ["| | default | meaning |", "|---|---|---|", *map(_format_row, asked)]
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
 
@@ -102,29 +102,31 @@ exits with the status of the command.
 """
 
 
-def manual_page() -> str:
+def make_manual_page() -> str:
     """Return the manual page in roff: every command with its arguments and options."""
     from clusterprof.cli.commands import COMMANDS
 
     parts = [_MANUAL_HEAD]
     for name, command in COMMANDS.items():
-        asked = list(asked_by(command))
+        asked = list(iterate_options(command))
         usage = " ".join(["[OPTIONS]", *(item.names[0] for item in asked if item.is_argument)])
-        parts.append(f".SS clusterprof {name} {_roff(usage)}\n{_roff(command.__doc__ or '')}\n")
+        parts.append(
+            f".SS clusterprof {name} {_escape_roff(usage)}\n{_escape_roff(command.__doc__ or '')}\n"
+        )
         for item in asked:
             names = ", ".join(item.names) + (f" {item.word}" if item.word else "")
             default = f" Default: {item.default}." if item.default else ""
-            parts.append(f".TP\n.B {_roff(names)}\n{_roff(item.help + default)}\n")
+            parts.append(f".TP\n.B {_escape_roff(names)}\n{_escape_roff(item.help + default)}\n")
     return "".join([*parts, _MANUAL_TAIL])
 
 
-def _roff(text: str) -> str:
+def _escape_roff(text: str) -> str:
     """Return one line of roff in which backslashes, hyphens and a first dot are printed."""
     line = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{line}" if line.startswith((".", "'")) else line
 
 
-def asked_by(command: Callable[..., Any]) -> Iterator[Asked]:
+def iterate_options(command: Callable[..., Any]) -> Iterator[Option]:
     """Yield what a command file declares, in its order."""
     hints = typing.get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
@@ -133,39 +135,39 @@ def asked_by(command: Callable[..., Any]) -> Iterator[Asked]:
         if isinstance(info, typer.models.ArgumentInfo):
             word = str(info.metavar or name.upper())
             shown = word if required or word.startswith("[") else f"[{word}]"
-            yield Asked((shown,), True, False, "", "", info.help or "")
+            yield Option((shown,), True, False, "", "", info.help or "")
             continue
         flag = kind is bool
         # typer takes the first name that is given for a default, until it builds the command
         given = (info.default, *(info.param_decls or ()))
-        names = tuple(item for item in given if isinstance(item, str)) or _spelled(name, flag)
-        word = "" if flag else str(info.metavar or _WORDS.get(_bare(kind), "VALUE"))
-        yield Asked(names, False, flag, word, _default(parameter, flag), info.help or "")
+        names = tuple(item for item in given if isinstance(item, str)) or _format_flag(name, flag)
+        word = "" if flag else str(info.metavar or _WORDS.get(_unwrap_type(kind), "VALUE"))
+        yield Option(names, False, flag, word, _format_default(parameter, flag), info.help or "")
 
 
-def _spelled(name: str, flag: bool) -> tuple[str, ...]:
+def _format_flag(name: str, flag: bool) -> tuple[str, ...]:
     dashed = name.rstrip("_").replace("_", "-")
     return (f"--{dashed}", f"--no-{dashed}") if flag else (f"--{dashed}",)
 
 
-def _bare(kind: Any) -> Any:
+def _unwrap_type(kind: Any) -> Any:
     """What one value is: of `Optional[Path]` and `list[Path]` a Path."""
     inner = [arg for arg in typing.get_args(kind) if arg is not types.NoneType]
-    return _bare(inner[0]) if inner else kind
+    return _unwrap_type(inner[0]) if inner else kind
 
 
-def _default(parameter: inspect.Parameter, flag: bool) -> str:
+def _format_default(parameter: inspect.Parameter, flag: bool) -> str:
     value = parameter.default
     empty = value is inspect.Parameter.empty or value is None or value in ("", [], (), 0)
     return "" if empty or (flag and not value) else "on" if flag else str(value)
 
 
-def _row(option: Asked) -> str:
+def _format_row(option: Option) -> str:
     names = ", ".join(f"`{name}`" for name in option.names)
     if option.word:
         names = f"{names[:-1]} {option.word}`"
-    return "| " + " | ".join(map(_cell, (names, option.default, option.help))) + " |"
+    return "| " + " | ".join(map(_format_cell, (names, option.default, option.help))) + " |"
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Shells of CUDA's libraries, so that a PyTorch built for CUDA imports where there is no GPU.
+"""Empty CUDA libraries, so that a PyTorch built for CUDA imports on a machine without a GPU.
 
 PyTorch asks for gigabytes of libraries of which a job on the CPU calls not one function. A shell
 has the name, the versions and the symbols that PyTorch looks for, and each function of it fails.
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_shells(libraries: Path) -> list[str]:
-    """Write into torch/lib what its libraries need and nobody brought; returns their names.
+    """Write the libraries that torch/lib needs and no package provides; return their names.
 
     Needs `readelf` and a C compiler. Raises CalledProcessError when one of them fails.
     """
@@ -51,8 +51,8 @@ def make_shells(libraries: Path) -> list[str]:
     versioned: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     plain: set[str] = set()
     for path in sorted(libraries.glob("*.so*")):
-        needed |= set(_NEEDED.findall(_read("-dW", path)))
-        for line in _read("--dyn-syms", "-W", path).splitlines():
+        needed |= set(_NEEDED.findall(_read_symbols("-dW", path)))
+        for line in _read_symbols("--dyn-syms", "-W", path).splitlines():
             result = _SYMBOL.match(line)
             if result and result[4]:
                 versioned[result[4]][result[1]].add(result[3])
@@ -61,30 +61,30 @@ def make_shells(libraries: Path) -> list[str]:
     made = []
     for name in sorted(needed):
         stem = name.partition(".so")[0]
-        if stem in OWNERS and not _brought(libraries, name):
-            symbols = {symbol for symbol in plain if _owner(symbol) == stem}
+        if stem in OWNERS and not _is_installed(libraries, name):
+            symbols = {symbol for symbol in plain if _find_library(symbol) == stem}
             versions = {
                 version: set().union(*kinds.values())
                 for version, kinds in versioned.items()
-                if _is_of(version, name, kinds)
+                if _is_version_of(version, name, kinds)
             }
             _compile(libraries / name, symbols, versions)
             made.append(name)
     return made
 
 
-def _read(*arguments: object) -> str:
+def _read_symbols(*arguments: object) -> str:
     command = ["readelf", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _brought(libraries: Path, name: str) -> bool:
+def _is_installed(libraries: Path, name: str) -> bool:
     """Return whether the library is there: PyTorch's own folder, or a package of CUDA's."""
     packages = libraries.parent.parent / "nvidia"
     return (libraries / name).exists() or any(packages.glob(f"*/lib/{name}"))
 
 
-def _owner(symbol: str) -> str:
+def _find_library(symbol: str) -> str:
     owners = [
         (len(start), stem)
         for stem, starts in OWNERS.items()
@@ -94,11 +94,11 @@ def _owner(symbol: str) -> str:
     return max(owners)[1] if owners else ""
 
 
-def _is_of(version: str, name: str, kinds: dict[str, set[str]]) -> bool:
+def _is_version_of(version: str, name: str, kinds: dict[str, set[str]]) -> bool:
     """A version is its library's name, or one of its own that only its symbols bear."""
     if version.startswith("lib"):
         return version == name
-    return {_owner(symbol) for symbols in kinds.values() for symbol in symbols} == {
+    return {_find_library(symbol) for symbols in kinds.values() for symbol in symbols} == {
         name.partition(".so")[0]
     }
 

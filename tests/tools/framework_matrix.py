@@ -1,4 +1,4 @@
-"""Runs the probe's tests against the versions of framework_rows.py, and keeps what came of it.
+"""Run the probe's tests against the versions of framework_rows.py, and store the results.
 
 python tests/tools/framework_matrix.py [--only TEXT]… [--folder DIR] [--keep] [--list]
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests/probe"
 sys.path.insert(0, str(ROOT))  # `python tests/tools/…` puts this folder there alone
 from clusterprof.probe.hooks import HOOKS  # noqa: E402
-from tests.support import job_python, probing  # noqa: E402
+from tests.support import job_python, probe_jobs  # noqa: E402
 from tests.tools.cuda_shells import make_shells  # noqa: E402
 from tests.tools.framework_rows import PACKAGES, ROWS, Row  # noqa: E402
 
@@ -65,24 +65,24 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        bad = [row for row in rows if not run(row, rows, folder, asked)]
+        bad = [row for row in rows if not run_row(row, rows, folder, asked)]
     return 1 if bad else 0
 
 
-def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
+def run_row(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> bool:
     """Run one row, keep and print what came of it; False when something failed."""
-    earlier: Run = kept().get(row.name, {}) if asked.again else {}
+    earlier: Run = load_results().get(row.name, {}) if asked.again else {}
     try:
-        python = environment(row, folder, asked.base)
-        result = {**versions(row, python), **tests(row, asked, python, folder, earlier)}
-        result["unhooked"] = unhooked(PACKAGES[row.library], python, folder)
+        python = make_environment(row, folder, asked.base)
+        result = {**list_versions(row, python), **run_tests(row, asked, python, folder, earlier)}
+        result["unhooked"] = list_unhooked(PACKAGES[row.library], python, folder)
     except RowError as error:
         result = {"library": row.library, "python": row.python, "problem": str(error)}
     if not asked.keep:
         shutil.rmtree(folder / row.name, ignore_errors=True)
-        if row is [value for value in rows if _base(value) == _base(row)][-1]:
-            shutil.rmtree(folder / _base(row), ignore_errors=True)
-    keep(row, result)
+        if row is [value for value in rows if _make_base(value) == _make_base(row)][-1]:
+            shutil.rmtree(folder / _make_base(row), ignore_errors=True)
+    store_result(row, result)
     counts = [
         f"{result[word]} {word}" for word in ("passed", "failed", "skipped") if word in result
     ]
@@ -92,100 +92,100 @@ def run(row: Row, rows: list[Row], folder: Path, asked: argparse.Namespace) -> b
     return not result.get("failures") and "problem" not in result
 
 
-def environment(row: Row, folder: Path, base: Path | None) -> Path:
+def make_environment(row: Row, folder: Path, base: Path | None) -> Path:
     """Return the Python of a row's environment, made new, on `base` if that is there already."""
     alone = base is None and not row.torch  # else it has the pip of what it stands on
-    python = _venv(folder / row.name, row.python, *([] if alone else ["--without-pip"]))
+    python = _make_venv(folder / row.name, row.python, *([] if alone else ["--without-pip"]))
     lines = [str(ROOT)]  # jobs that import clusterprof
     if base is not None:
-        lines.append(_standing_on(base))
+        lines.append(_format_base_line(base))
     elif row.torch:
-        base = folder / _base(row) / "bin/python"
+        base = folder / _make_base(row) / "bin/python"
         if not base.exists():
             try:
-                _with_torch(_venv(base.parents[1], row.python), row)
+                _install_torch(_make_venv(base.parents[1], row.python), row)
             except RowError:
                 shutil.rmtree(base.parents[1], ignore_errors=True)
                 raise
-        lines.append(_standing_on(base))
-    Path(_packages(python), "clusterprof_rows.pth").write_text("\n".join(lines) + "\n")
+        lines.append(_format_base_line(base))
+    Path(_list_packages(python), "clusterprof_rows.pth").write_text("\n".join(lines) + "\n")
     pins = [pin for pin in row.pins if not pin.startswith("torch==")]
-    if pins and not _has(python, row.pins):
+    if pins and not _has_packages(python, row.pins):
         held = folder / "constraints.txt"
         held.write_text(f"torch=={row.torch}\n" if row.torch else "")
         needs = ["ninja", "packaging", "wheel"] if row.library == "DeepSpeed" else []
         isolated = [] if row.library != "DeepSpeed" else ["--no-build-isolation"]
         also = [*row.also, *needs]
         if also:
-            _pip(python, *also)
-        _pip(python, "--constraint", str(held), *isolated, *row.also, *pins)
+            _get_pip(python, *also)
+        _get_pip(python, "--constraint", str(held), *isolated, *row.also, *pins)
     return python
 
 
-def _standing_on(base: Path) -> str:
+def _format_base_line(base: Path) -> str:
     """A line that adds the packages of a base, and obeys what these say at start (`distutils`)."""
-    return f"import site; site.addsitedir({_packages(base)!r})"
+    return f"import site; site.addsitedir({_list_packages(base)!r})"
 
 
-def _has(python: Path, pins: tuple[str, ...]) -> bool:
+def _has_packages(python: Path, pins: tuple[str, ...]) -> bool:
     """Return whether what an environment stands on has it all already: pip takes long to see."""
     tell = "import importlib.metadata as m, sys; print([m.version(n) for n in sys.argv[1:]])"
     try:
-        result = _do([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
+        result = _run_command([str(python), "-c", tell, *[pin.partition("==")[0] for pin in pins]])
     except RowError:
         return False
     return result.strip() == str([pin.partition("==")[2] for pin in pins])
 
 
-def _base(row: Row) -> str:
+def _make_base(row: Row) -> str:
     return f"base-torch-{row.torch}-py{row.python}"
 
 
-def _venv(place: Path, version: str, *options: str) -> Path:
+def _make_venv(place: Path, version: str, *options: str) -> Path:
     program = shutil.which(f"python{version}")
     if program is None or subprocess.run([program, "-V"], capture_output=True).returncode:
         raise RowError(f"no Python {version} here")
-    _do([program, "-m", "venv", *options, str(place)])
+    _run_command([program, "-m", "venv", *options, str(place)])
     return place / "bin/python"
 
 
-def _with_torch(python: Path, row: Row) -> None:
+def _install_torch(python: Path, row: Row) -> None:
     old = [word for word in row.also if word.startswith(("numpy", "setuptools"))]
     if not any(word.startswith("numpy") for word in old):
         old.append("numpy")
-    _pip(python, "--no-deps", f"torch=={row.torch}")
-    _pip(python, *TORCH_NEEDS, *old, "packaging")
+    _get_pip(python, "--no-deps", f"torch=={row.torch}")
+    _get_pip(python, *TORCH_NEEDS, *old, "packaging")
     tell = "import importlib.metadata as m; print('\\n'.join(m.requires('torch')))"
-    wanted = _do([str(python), "-c", tell]).splitlines()
+    wanted = _run_command([str(python), "-c", tell]).splitlines()
     # Of CUDA's packages only the runtime: it says that there is no GPU here.
     cuda = [re.sub(r"^cuda-toolkit\[.*\]", "cuda-toolkit[cudart]", line) for line in wanted]
     cuda = [line.partition(";")[0] for line in cuda if line.startswith(CUDA_NEEDS)]
     if cuda:
-        _pip(python, *cuda)
-        made = make_shells(Path(_packages(python), "torch/lib"))
+        _get_pip(python, *cuda)
+        made = make_shells(Path(_list_packages(python), "torch/lib"))
         print(f"    shells of {', '.join(made)}", flush=True)
-        for stated in Path(_packages(python)).glob(
+        for stated in Path(_list_packages(python)).glob(
             "torch-*.dist-info/METADATA"
         ):  # pip would get them
             kept_lines = re.sub(
                 r"(?m)^Requires-Dist: (nvidia-|triton|cuda-).*\n", "", stated.read_text()
             )
             stated.write_text(kept_lines)
-    _do([str(python), "-c", "import torch; torch.ones(1)"])
+    _run_command([str(python), "-c", "import torch; torch.ones(1)"])
 
 
-def _packages(python: Path) -> str:
+def _list_packages(python: Path) -> str:
     tell = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return _do([str(python), "-c", tell]).strip()
+    return _run_command([str(python), "-c", tell]).strip()
 
 
-def _pip(python: Path, *what: str) -> None:
+def _get_pip(python: Path, *what: str) -> None:
     quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--prefer-binary"]
-    _do(["nice", "-n", "19", str(python), "-m", "pip", "install", *quiet, *what])
+    _run_command(["nice", "-n", "19", str(python), "-m", "pip", "install", *quiet, *what])
 
 
-def _do(command: list[str]) -> str:
-    environ = {**probing.clean_environment(), "DS_BUILD_OPS": "0"}
+def _run_command(command: list[str]) -> str:
+    environ = {**probe_jobs.clean_environment(), "DS_BUILD_OPS": "0"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         last = [
@@ -197,7 +197,7 @@ def _do(command: list[str]) -> str:
     return done.stdout
 
 
-def versions(row: Row, python: Path) -> Run:
+def list_versions(row: Row, python: Path) -> Run:
     """Return what stands in an environment: the names of what is pinned with their versions."""
     names = [pin.partition("==")[0] for pin in row.pins]
     more = ["torch", "numpy"]
@@ -209,11 +209,11 @@ def versions(row: Row, python: Path) -> Run:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps([sys.version.split()[0], found]))"
     )
-    exact, document = json.loads(_do([str(python), "-c", code, *names, *more]))
+    exact, document = json.loads(_run_command([str(python), "-c", code, *names, *more]))
     return {"library": row.library, "python": exact, "versions": document}
 
 
-def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again: Run) -> Run:
+def run_tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again: Run) -> Run:
     """Run a row's tests with their jobs in its environment; returns counts, failures and skips.
 
     asked: `tests` and `short` leave some out, which stand in the result then.
@@ -253,7 +253,7 @@ def tests(row: Row, asked: argparse.Namespace, python: Path, folder: Path, again
     return {**result, "failed": len(result["failures"]), "skipped": len(result["skips"])}
 
 
-def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
+def list_unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]:
     """Return the modules that import there, but whose hook is not in place or not whole."""
     names = [name for name, _ in HOOKS]
     looked_at = [name for name in names if name.partition(".")[0] in packages]
@@ -265,22 +265,22 @@ def unhooked(packages: tuple[str, ...], python: Path, folder: Path) -> list[str]
         "    try: importlib.import_module(name)\n"
         "    except BaseException: pass\n"
         "import _clusterprof_probe as probe\n"
-        "probe.emit(64, 1, 2)" + probing.WAIT
+        "probe.emit(64, 1, 2)" + probe_jobs.WAIT
     )
     job_python.PYTHON = str(python)
     run_dir = folder / "hooks"
     shutil.rmtree(run_dir, ignore_errors=True)
-    probing.install(run_dir)
-    with probing.Watcher(run_dir) as watcher:
-        probing.run("-c", code, run_dir=run_dir, CUDA_VISIBLE_DEVICES="", seconds=600)
-    rings = [ring for ring in watcher.rings() if ring.of(64)]
-    notes = rings[0].of(probing.HOOK_NOTE) if rings else []
+    probe_jobs.install_probe(run_dir)
+    with probe_jobs.RingWatcher(run_dir) as watcher:
+        probe_jobs.run_python("-c", code, run_dir=run_dir, CUDA_VISIBLE_DEVICES="", seconds=600)
+    rings = [ring for ring in watcher.read_rings() if ring.of(64)]
+    notes = rings[0].of(probe_jobs.HOOK_NOTE) if rings else []
     return [names[note.a] for note in notes if not note.b]
 
 
-def keep(row: Row, result: Run) -> None:
+def store_result(row: Row, result: Run) -> None:
     """Put a row's result in the place of its last one."""
-    runs = {**kept(), row.name: result}
+    runs = {**load_results(), row.name: result}
     order = [row.name for row in ROWS]
     runs = dict(
         sorted(runs.items(), key=lambda run: order.index(run[0]) if run[0] in order else -1)
@@ -289,7 +289,7 @@ def keep(row: Row, result: Run) -> None:
     RUNS.write_text(re.sub(r"/[^\s\"]*/", "…/", text) + "\n")  # no paths of this machine
 
 
-def kept() -> dict[str, Run]:
+def load_results() -> dict[str, Run]:
     """Return what is known of every row that was run."""
     return json.loads(RUNS.read_text()) if RUNS.exists() else {}
 

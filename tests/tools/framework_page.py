@@ -22,16 +22,16 @@ WITHOUT_TORCH = ("PyTorch", "JAX", "tf.data")  # it is there in some of their ro
 Run = dict[str, Any]
 
 
-def pages() -> dict[str, str]:
+def make_pages() -> dict[str, str]:
     """Return the page as it stands, with the part between the marks made anew."""
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     runs = json.loads(RUNS.read_text(encoding="utf-8"))
-    return {PAGE: f"{before}{BEGIN}\n\n{table(runs)}\n{END}{after}"}
+    return {PAGE: f"{before}{BEGIN}\n\n{make_table(runs)}\n{END}{after}"}
 
 
-def table(runs: dict[str, Run]) -> str:
+def make_table(runs: dict[str, Run]) -> str:
     """Return the table of ranges, a line for each library, and what did not pass below it."""
     libraries: dict[str, list[Run]] = {}
     for run in runs.values():
@@ -43,18 +43,18 @@ def table(runs: dict[str, Run]) -> str:
         "| library | lowest passed | highest passed | between | with PyTorch | on Python | tests |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [_line(name, tried) for name, tried in libraries.items()]
-    notes = [note for name, run in runs.items() for note in _notes(name, run)]
+    lines += [_format_line(name, tried) for name, tried in libraries.items()]
+    notes = [note for name, run in runs.items() for note in _format_notes(name, run)]
     return "\n".join(lines) + "\n" + ("\n" + "\n".join(notes) + "\n" if notes else "")
 
 
-def _line(library: str, tried: list[Run]) -> str:
+def _format_line(library: str, tried: list[Run]) -> str:
     passed = [run for run in tried if run.get("passed") and not run["failed"]]
     if not passed:
         return f"| {library} | none | none | | | | |"
-    names = sorted({_version(library, run) for run in passed}, key=_order)
-    torches = sorted({run["versions"].get("torch", "") for run in passed} - {""}, key=_order)
-    pythons = sorted({_minor(run["python"]) for run in passed}, key=_order)
+    names = sorted({_find_version(library, run) for run in passed}, key=_parse_order)
+    torches = sorted({run["versions"].get("torch", "") for run in passed} - {""}, key=_parse_order)
+    pythons = sorted({_parse_minor(run["python"]) for run in passed}, key=_parse_order)
     counts = sum(run["passed"] for run in passed)
     between = ", ".join(names[1:-1])
     own = [] if library in WITHOUT_TORCH else torches
@@ -64,14 +64,14 @@ def _line(library: str, tried: list[Run]) -> str:
     )
 
 
-def _notes(name: str, run: Run) -> list[str]:
+def _format_notes(name: str, run: Run) -> list[str]:
     """Return one line of what did not pass in a row, or none."""
     if "problem" in run:
-        return [f"* {name}: not run: {_plain(run['problem'])}"]
-    notes = [f"`{test}` fails: {_plain(why)}" for test, why in run["failures"].items()]
+        return [f"* {name}: not run: {_escape_message(run['problem'])}"]
+    notes = [f"`{test}` fails: {_escape_message(why)}" for test, why in run["failures"].items()]
     reasons: dict[str, int] = {}
     for why in run["skips"].values():
-        reason = _plain(re.sub(r"\[rank\d+\]: ?|\S+\.py:\d+: |Skipped: ", "", why))
+        reason = _escape_message(re.sub(r"\[rank\d+\]: ?|\S+\.py:\d+: |Skipped: ", "", why))
         if "without us" in reason and "Error: " not in reason:
             reason = reason.partition(":")[0]
         reasons[reason] = reasons.get(reason, 0) + 1
@@ -84,22 +84,22 @@ def _notes(name: str, run: Run) -> list[str]:
     return [f"* {name}: {'; '.join(notes)}"] if notes else []
 
 
-def _version(library: str, run: Run) -> str:
+def _find_version(library: str, run: Run) -> str:
     if library == "Python":
         return str(run["python"])
     own = [package for package, name in COMPANIONS.items() if name == library]
     return str(run["versions"][own[0]] if own else next(iter(run["versions"].values())))
 
 
-def _minor(version: str) -> str:
+def _parse_minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _order(version: str) -> list[int]:
+def _parse_order(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _plain(text: str) -> str:
+def _escape_message(text: str) -> str:
     """Return a line of a test's message as Markdown that shows it, without paths of a machine."""
     text = re.sub(r"/\S*/", "…/", text)
     return text.replace("|", "/").replace("<", "‹").replace(">", "›").strip()

@@ -88,15 +88,15 @@ class Row:
         return "-".join(parts).replace("==", "-")
 
 
-def _python(version: str) -> Row:
+def _get_python(version: str) -> Row:
     return Row("Python", (), _PYTHON_TESTS, version)
 
 
-def _torch(version: str, python: str, *also: str) -> Row:
+def _make_torch_pins(version: str, python: str, *also: str) -> Row:
     return Row("PyTorch", (f"torch=={version}",), _TORCH_TESTS, python, version, also)
 
 
-def _of(library: str, test: str, torch: str, *pins: str, also: tuple[str, ...] = ()) -> Row:
+def _make_row(library: str, test: str, torch: str, *pins: str, also: tuple[str, ...] = ()) -> Row:
     python = OLD_PYTHON if torch == OLD_TORCH else "3.11"
     return Row(library, pins, (_FRAMEWORK_TESTS[test],), python, torch, also)
 
@@ -104,18 +104,18 @@ def _of(library: str, test: str, torch: str, *pins: str, also: tuple[str, ...] =
 _OLD = (OLD_NUMPY, OLD_SETUPTOOLS)
 
 ROWS: tuple[Row, ...] = (
-    *(_python(version) for version in ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")),
-    _torch("1.13.1", "3.10", OLD_NUMPY),
-    _torch("2.0.1", "3.8", OLD_NUMPY),
-    _torch("2.1.2", "3.10", OLD_NUMPY),
-    _torch("2.2.2", "3.11", OLD_NUMPY),
-    _torch("2.4.1", "3.12", OLD_NUMPY, "setuptools"),
-    _torch("2.6.0", "3.13"),
-    _torch("2.7.1", "3.9"),
-    _torch("2.9.1", "3.13"),
-    _torch(PINNED_TORCH, "3.11"),
-    _torch(NEWEST_TORCH, "3.13"),
-    _of(
+    *(_get_python(version) for version in ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")),
+    _make_torch_pins("1.13.1", "3.10", OLD_NUMPY),
+    _make_torch_pins("2.0.1", "3.8", OLD_NUMPY),
+    _make_torch_pins("2.1.2", "3.10", OLD_NUMPY),
+    _make_torch_pins("2.2.2", "3.11", OLD_NUMPY),
+    _make_torch_pins("2.4.1", "3.12", OLD_NUMPY, "setuptools"),
+    _make_torch_pins("2.6.0", "3.13"),
+    _make_torch_pins("2.7.1", "3.9"),
+    _make_torch_pins("2.9.1", "3.13"),
+    _make_torch_pins(PINNED_TORCH, "3.11"),
+    _make_torch_pins(NEWEST_TORCH, "3.13"),
+    _make_row(
         "Lightning",
         "lightning",
         OLD_TORCH,
@@ -123,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         "pytorch-lightning==2.0.9",
         also=_OLD,
     ),
-    _of(
+    _make_row(
         "Lightning",
         "lightning",
         OLD_TORCH,
@@ -131,10 +131,16 @@ ROWS: tuple[Row, ...] = (
         "pytorch-lightning==2.2.5",
         also=_OLD,
     ),
-    _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.4.0", "pytorch-lightning==2.4.0"),
-    _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.5.6", "pytorch-lightning==2.5.6"),
-    _of("Lightning", "lightning", PINNED_TORCH, "lightning==2.6.6", "pytorch-lightning==2.6.6"),
-    _of(
+    _make_row(
+        "Lightning", "lightning", PINNED_TORCH, "lightning==2.4.0", "pytorch-lightning==2.4.0"
+    ),
+    _make_row(
+        "Lightning", "lightning", PINNED_TORCH, "lightning==2.5.6", "pytorch-lightning==2.5.6"
+    ),
+    _make_row(
+        "Lightning", "lightning", PINNED_TORCH, "lightning==2.6.6", "pytorch-lightning==2.6.6"
+    ),
+    _make_row(
         "Transformers",
         "transformers",
         OLD_TORCH,
@@ -142,34 +148,44 @@ ROWS: tuple[Row, ...] = (
         "accelerate==0.30.1",
         also=_OLD,
     ),
-    _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.49.0", "accelerate==1.4.0"),
-    _of("Transformers", "transformers", PINNED_TORCH, "transformers==4.57.6", "accelerate==1.15.0"),
-    _of("Transformers", "transformers", PINNED_TORCH, "transformers==5.0.0", "accelerate==1.10.1"),
-    _of("Transformers", "transformers", PINNED_TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
-    _of("torchdata", "torchdata", OLD_TORCH, "torchdata==0.8.0", also=_OLD),
-    _of("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.10.1"),
-    _of("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.11.0"),
-    _of("WebDataset", "webdataset", OLD_TORCH, "webdataset==0.2.86", also=_OLD),
-    _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
-    _of("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
-    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.7.6", also=_OLD),
-    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.10.0"),
-    _of("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
-    _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
-    _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.4.0"),
-    _of("SPDL", "spdl", PINNED_TORCH, "spdl==0.8.0"),
-    _of("DeepSpeed", "deepspeed", OLD_TORCH, "deepspeed==0.14.5", also=_OLD),
-    _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.16.9"),
-    _of("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.19.8"),
-    _of("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.12.3", also=_OLD),
-    _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.14.0"),
-    _of("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.16.1"),
-    _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==1.53.0"),
-    _of("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==2.4.0", "jax==0.10.2"),
-    _of("JAX", "jax", "", "jax==0.4.30", "jaxlib==0.4.30", also=_OLD),
-    _of("JAX", "jax", "", "jax==0.6.2"),
-    _of("JAX", "jax", "", "jax==0.10.2"),
-    _of("tf.data", "tfdata", "", "tensorflow-cpu==2.15.1", also=_OLD),
-    _of("tf.data", "tfdata", "", "tensorflow-cpu==2.18.1"),
-    _of("tf.data", "tfdata", "", "tensorflow-cpu==2.21.0"),
+    _make_row(
+        "Transformers", "transformers", PINNED_TORCH, "transformers==4.49.0", "accelerate==1.4.0"
+    ),
+    _make_row(
+        "Transformers", "transformers", PINNED_TORCH, "transformers==4.57.6", "accelerate==1.15.0"
+    ),
+    _make_row(
+        "Transformers", "transformers", PINNED_TORCH, "transformers==5.0.0", "accelerate==1.10.1"
+    ),
+    _make_row(
+        "Transformers", "transformers", PINNED_TORCH, "transformers==5.23.0", "accelerate==1.15.0"
+    ),
+    _make_row("torchdata", "torchdata", OLD_TORCH, "torchdata==0.8.0", also=_OLD),
+    _make_row("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.10.1"),
+    _make_row("torchdata", "torchdata", PINNED_TORCH, "torchdata==0.11.0"),
+    _make_row("WebDataset", "webdataset", OLD_TORCH, "webdataset==0.2.86", also=_OLD),
+    _make_row("WebDataset", "webdataset", PINNED_TORCH, "webdataset==0.2.111"),
+    _make_row("WebDataset", "webdataset", PINNED_TORCH, "webdataset==1.0.2"),
+    _make_row(
+        "Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.7.6", also=_OLD
+    ),
+    _make_row("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.10.0"),
+    _make_row("Mosaic Streaming", "streaming", PINNED_TORCH, "mosaicml-streaming==0.13.0"),
+    _make_row("SPDL", "spdl", PINNED_TORCH, "spdl==0.1.7"),
+    _make_row("SPDL", "spdl", PINNED_TORCH, "spdl==0.4.0"),
+    _make_row("SPDL", "spdl", PINNED_TORCH, "spdl==0.8.0"),
+    _make_row("DeepSpeed", "deepspeed", OLD_TORCH, "deepspeed==0.14.5", also=_OLD),
+    _make_row("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.16.9"),
+    _make_row("DeepSpeed", "deepspeed", PINNED_TORCH, "deepspeed==0.19.8"),
+    _make_row("Megatron-Core", "megatron", OLD_TORCH, "megatron-core==0.12.3", also=_OLD),
+    _make_row("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.14.0"),
+    _make_row("Megatron-Core", "megatron", PINNED_TORCH, "megatron-core==0.16.1"),
+    _make_row("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==1.53.0"),
+    _make_row("NVIDIA DALI", "dali", PINNED_TORCH, "nvidia-dali-cuda120==2.4.0", "jax==0.10.2"),
+    _make_row("JAX", "jax", "", "jax==0.4.30", "jaxlib==0.4.30", also=_OLD),
+    _make_row("JAX", "jax", "", "jax==0.6.2"),
+    _make_row("JAX", "jax", "", "jax==0.10.2"),
+    _make_row("tf.data", "tfdata", "", "tensorflow-cpu==2.15.1", also=_OLD),
+    _make_row("tf.data", "tfdata", "", "tensorflow-cpu==2.18.1"),
+    _make_row("tf.data", "tfdata", "", "tensorflow-cpu==2.21.0"),
 )

@@ -123,16 +123,16 @@ import-answers` reads them again.
 """
 
 
-def importer_pages(mark: str) -> dict[str, str]:
+def make_importer_pages(mark: str) -> dict[str, str]:
     """Return the text of each page by its path; `mark` is the first line of each."""
     from clusterprof.analysis.importers.registry import IMPORTERS
 
     answers = _load_answers()
     pages = {
-        f"{FOLDER}/{_page_name(importer)}": mark + _page(importer, answers)
+        f"{FOLDER}/{_get_page_name(importer)}": mark + _make_page(importer, answers)
         for importer in IMPORTERS
     }
-    pages[f"{FOLDER}/README.md"] = mark + _index(IMPORTERS, answers)
+    pages[f"{FOLDER}/README.md"] = mark + _make_index(IMPORTERS, answers)
     return pages
 
 
@@ -141,15 +141,15 @@ def _load_answers() -> list[dict[str, Any]]:
     return rows
 
 
-def _page_name(importer: Importer) -> str:
+def _get_page_name(importer: Importer) -> str:
     return f"{importer.name.replace('_', '-')}.md"
 
 
-def _heading(importer: Importer) -> str:
+def _get_heading(importer: Importer) -> str:
     return importer.title[0].upper() + importer.title[1:]
 
 
-def _description(importer: Importer) -> str:
+def _find_description(importer: Importer) -> str:
     """The docstring that describes the format: of the class, else of its module."""
     of_class = inspect.cleandoc(type(importer).__doc__ or "")
     module = sys.modules[type(importer).__module__]
@@ -160,16 +160,16 @@ def _description(importer: Importer) -> str:
     return text
 
 
-def _page(importer: Importer, answers: list[dict[str, Any]]) -> str:
-    text = f"# {_heading(importer)}\n\n{_description(importer)}\n"
+def _make_page(importer: Importer, answers: list[dict[str, Any]]) -> str:
+    text = f"# {_get_heading(importer)}\n\n{_find_description(importer)}\n"
     rows = [row for row in answers if _FORMAT_OF_DATA[row["data"]] == importer.name]
-    return text + (_answers(rows) if rows else "")
+    return text + (_make_answer_table(rows) if rows else "")
 
 
-def _index(importers: Any, answers: list[dict[str, Any]]) -> str:
+def _make_index(importers: Any, answers: list[dict[str, Any]]) -> str:
     rows = [
-        f"| [{_heading(importer)}]({_page_name(importer)}) |"
-        f" {_description(importer).splitlines()[0]} |"
+        f"| [{_get_heading(importer)}]({_get_page_name(importer)}) |"
+        f" {_find_description(importer).splitlines()[0]} |"
         for importer in importers
     ]
     stated = [row for row in answers if row["stated"] != NO_ANSWER]
@@ -181,13 +181,13 @@ def _index(importers: Any, answers: list[dict[str, Any]]) -> str:
     )
 
 
-def _mark(row: dict[str, Any]) -> str:
+def _format_mark(row: dict[str, Any]) -> str:
     if row["stated"] == NO_ANSWER:
         return "read" if row["met"] else "**cut**"
     return "met" if row["met"] else f"**{row['why']}**"
 
 
-def _answers(rows: list[dict[str, Any]]) -> str:
+def _make_answer_table(rows: list[dict[str, Any]]) -> str:
     """The table of the files of one format whose answer is published."""
     lines = [
         "\n## Checked on real traces\n",
@@ -198,7 +198,7 @@ def _answers(rows: list[dict[str, Any]]) -> str:
     ]
     lines += [
         f"| {row['data']} | {row['file']} | {row['what']} | {row['stated']} | {row['by']} |"
-        f" {row['ours']} | {_mark(row)} |"
+        f" {row['ours']} | {_format_mark(row)} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ _CODE = re.compile(r"`[^`\n]*`")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
-def dead_links(page: Path) -> Iterator[str]:
+def list_dead_links(page: Path) -> Iterator[str]:
     """Yield the links of a page that lead nowhere on this disk; those to the web are not asked."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     for link in _LINK.findall(_CODE.sub("", text)):
@@ -20,12 +20,14 @@ def dead_links(page: Path) -> Iterator[str]:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        known = target.exists() and (not anchor or (target.is_file() and anchor in anchors(target)))
+        known = target.exists() and (
+            not anchor or (target.is_file() and anchor in list_anchors(target))
+        )
         if not known:
             yield link
 
 
-def anchors(page: Path) -> set[str]:
+def list_anchors(page: Path) -> set[str]:
     """Return what a heading is called in a link, as code hosts make it."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     collected: dict[str, int] = {}

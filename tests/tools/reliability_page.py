@@ -59,7 +59,7 @@ drivers: all of them are simulated; a healthy driver was [measured](gpu-notes.md
 """
 
 
-def pages() -> dict[str, str]:
+def make_pages() -> dict[str, str]:
     """Return path -> text of the page."""
     document = load_results()
     by_name = {fault.name: fault for fault in FAULTS}

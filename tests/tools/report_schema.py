@@ -23,18 +23,18 @@ MODULES = (model, impact, history, code, life)
 MAX_INT64 = (1 << 63) - 1  # a limit of the reader; it says nothing about reports
 
 
-def report_schema() -> str:
+def make_report_schema() -> str:
     (reference,), definitions = msgspec.json.schema_components(
         [document.Report], ref_template="#/$defs/{name}"
     )
     classes = {
-        **classes_of(model),
-        **classes_of(impact),
-        **classes_of(document_base),
-        **classes_of(document),
+        **list_classes(model),
+        **list_classes(impact),
+        **list_classes(document_base),
+        **list_classes(document),
     }
     for name, definition in definitions.items():
-        describe(definition, classes[name])
+        describe_class(definition, classes[name])
     root = definitions.pop(reference["$ref"].rpartition("/")[2])
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -42,47 +42,47 @@ def report_schema() -> str:
         "title": "clusterprof report",
     }
     ordered = {name: definitions[name] for name in sorted(definitions)}
-    return formatted({**head, **root, "$defs": ordered}) + "\n"
+    return format_json({**head, **root, "$defs": ordered}) + "\n"
 
 
-def formatted(value: Any, indent: int = 0) -> str:
+def format_json(value: Any, indent: int = 0) -> str:
     """JSON with an object on one line where it fits there, and lists on one line."""
     line = json.dumps(value)
     if not isinstance(value, dict) or indent + len(line) <= 100:
         return line
     inner = indent + 2
-    items = [f"{' ' * inner}{json.dumps(key)}: {formatted(value[key], inner)}" for key in value]
+    items = [f"{' ' * inner}{json.dumps(key)}: {format_json(value[key], inner)}" for key in value]
     return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
 
 
-def classes_of(module: Any) -> dict[str, type]:
+def list_classes(module: Any) -> dict[str, type]:
     classes = inspect.getmembers(module, inspect.isclass)
     return {name: value for name, value in classes if value.__module__ == module.__name__}
 
 
-def describe(definition: dict[str, Any], class_: type) -> None:
+def describe_class(definition: dict[str, Any], class_: type) -> None:
     """Make an object closed and complete, and describe it and its keys."""
     classes = [class_, *(vars(module).get(class_.__name__) for module in MODULES)]
     classes = [described for described in classes if described is not None]
     properties = {}
     for field in msgspec.inspect.type_info(class_).fields:
-        value = simplified(definition["properties"][field.name])
+        value = simplify_schema(definition["properties"][field.name])
         value.pop("default", None)
         extra = getattr(field.type, "extra", None) or {}
         attribute = extra.get("source", field.name).rpartition(".")[2]
-        texts = [docstrings(class_).get(field.name)]
-        texts += [docstrings(described).get(attribute) for described in classes[1:]]
+        texts = [list_docstrings(class_).get(field.name)]
+        texts += [list_docstrings(described).get(attribute) for described in classes[1:]]
         text = next(filter(None, texts), "")
-        properties[field.name] = {"description": plain(text), **value} if text else value
+        properties[field.name] = {"description": make_plain_text(text), **value} if text else value
     definition.clear()
-    definition["description"] = plain(next(filter(None, (c.__doc__ for c in classes))))
+    definition["description"] = make_plain_text(next(filter(None, (c.__doc__ for c in classes))))
     definition["type"] = "object"
     definition["additionalProperties"] = False
     definition["required"] = list(properties)
     definition["properties"] = properties
 
 
-def docstrings(class_: type) -> dict[str, str]:
+def list_docstrings(class_: type) -> dict[str, str]:
     """Attribute of a class -> the docstring below it."""
     body = ast.parse(inspect.getsource(class_)).body[0].body
     return {
@@ -92,26 +92,26 @@ def docstrings(class_: type) -> dict[str, str]:
     }
 
 
-def plain(text: str) -> str:
+def make_plain_text(text: str) -> str:
     """One line, with the word of JSON for None."""
     return re.sub(r"\bNone\b", "null", " ".join(text.split()))
 
 
-def simplified(value: Any) -> Any:
+def simplify_schema(value: Any) -> Any:
     """A number may be null, what may be null has a list of types, and the limit of int64 goes."""
     if isinstance(value, list):
-        return [simplified(item) for item in value]
+        return [simplify_schema(item) for item in value]
     if not isinstance(value, dict):
         return value
     if NULL in value.get("anyOf", ()):
         others = [item for item in value["anyOf"] if item != NULL]
         if len(others) == 1 and "type" in others[0]:
             rest = {key: item for key, item in value.items() if key != "anyOf"}
-            known = simplified(others[0])
+            known = simplify_schema(others[0])
             return {**rest, **known, "type": [others[0]["type"], "null"]}
         value = {**value, "anyOf": [*others, NULL]}  # the order differs between versions of msgspec
     if value.get("maximum") == MAX_INT64:
-        return simplified({key: item for key, item in value.items() if key != "maximum"})
+        return simplify_schema({key: item for key, item in value.items() if key != "maximum"})
     if value.get("type") == "number":
         return {**value, "type": ["number", "null"]}
-    return {key: simplified(item) for key, item in value.items()}
+    return {key: simplify_schema(item) for key, item in value.items()}

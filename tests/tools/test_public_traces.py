@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bench._trace_truths import add_lengths, intersect, kineto, merge, mllog, nccl, step_times
+from bench._trace_truths import (
+    add_lengths,
+    compute_kineto,
+    compute_mllog,
+    compute_nccl,
+    compute_step_times,
+    intersect,
+    merge,
+)
 from bench.public_traces import is_right
 
 
@@ -52,7 +60,7 @@ def test_kineto_counts_overlapping_work_once_and_hidden_communication_not_at_all
         span("kernel", "gemm", 150, 50, 0),  # 40 of it after the steps
     ]
     path.write_text(json.dumps({"traceEvents": events}))
-    assert kineto([path]) == {
+    assert compute_kineto([path]) == {
         "kernels in the note": (3, ""),
         "copies in the note": (1, ""),
         "operators in the note": (1, ""),
@@ -80,7 +88,7 @@ def test_a_device_far_behind_its_host_ends_the_steps(tmp_path: Path) -> None:
         span("kernel", "gemm", 120, 50, 2),  # launched by nobody within the step
     ]
     path.write_text(json.dumps(events))
-    truth = kineto([path])
+    truth = compute_kineto([path])
     assert truth["time in steps"] == (100_000, "ns")
     assert truth["median step"] == (100_000, "ns")  # until the work launched in it has ended
     assert truth["busy ratio"] == (0.9, "ratio")
@@ -95,7 +103,7 @@ def test_an_mlperf_log_has_epochs_and_a_start_up(tmp_path: Path) -> None:
             for at, key in enumerate([*keys, "run_stop"])
         )
     )
-    assert mllog([path]) == {
+    assert compute_mllog([path]) == {
         "steps": (1, ""),
         "median step": (3e9, "ns"),
         "start-up": (2e9, "ns"),
@@ -113,7 +121,7 @@ def test_a_table_of_nccl_tests_that_messages_have_split(tmp_path: Path) -> None:
         "  10.0  1.05  1.57  0\n"
         "# Avg bus bandwidth    : 1.53\n"
     )
-    assert nccl([path]) == {
+    assert compute_nccl([path]) == {
         "average bus bandwidth stated": (1.53, ""),
         "rows in the note": (1, ""),
         "largest size stated": (1024, ""),
@@ -128,7 +136,7 @@ def test_ranks_wait_for_the_slowest_of_each_step(tmp_path: Path) -> None:
         "worker,time,batch_time_norm\n0,1,100\n1,1,200\n2,1,150\n0,2,120\n1,2,100\n2,2,110\n"
         "0,3,500\n"  # other ranks have no step 3
     )
-    assert step_times([path]) == {
+    assert compute_step_times([path]) == {
         "steps": (7, ""),
         "ranks": (3, ""),
         "lost ratio": ((100 + 50 + 20 + 10) / (3 * 320), "ratio"),

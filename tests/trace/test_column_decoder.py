@@ -22,7 +22,7 @@ from clusterprof.trace.frame import (
 )
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Record, Rows, Spans
-from tests.support.trace_samples import second, spans, write
+from tests.support.trace_samples import make_second, make_spans, write_recording
 
 EXTREME = (-(1 << 63), (1 << 63) - 1, -1, 0, 1, 1 << 40)
 
@@ -36,8 +36,10 @@ def backwards() -> Spans:
 
 def recorded(folder: Path) -> NodeReader:
     draw = random.Random(5)
-    values = [spans(number, rows, draw) for number, rows in enumerate((3, 1, 0, 40))]
-    write(folder, [second(0), [*values, backwards()], [backwards()], [values[0]], second(1)])
+    values = [make_spans(number, rows, draw) for number, rows in enumerate((3, 1, 0, 40))]
+    write_recording(
+        folder, [make_second(0), [*values, backwards()], [backwards()], [values[0]], make_second(1)]
+    )
     return NodeReader(folder)
 
 
@@ -100,7 +102,7 @@ def threads(number: int, tids: int, ticks: int) -> Rows:
 def jittered(folder: Path) -> NodeReader:
     """Frames that look alike, do not, and do again; some hold one row, some many."""
     shapes = [(4, 3, 2), (4, 3, 2), (1, 1, 1), (5, 3, 2), (4, 3, 2), (90, 1, 70), (4, 2, 3)]
-    write(folder, [[disk(n, r), threads(n, *of)] for n, (r, *of) in enumerate(shapes)])
+    write_recording(folder, [[disk(n, r), threads(n, *of)] for n, (r, *of) in enumerate(shapes)])
     return NodeReader(folder)
 
 

@@ -11,7 +11,7 @@ import pytest
 from clusterprof.errors import NoRecording
 from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Rows, Spans
-from tests.support.trace_samples import simple_records, write
+from tests.support.trace_samples import make_simple_records, write_recording
 
 
 def strict(line: str) -> dict[str, object]:
@@ -33,7 +33,7 @@ def test_every_record_is_a_line_with_missing_and_unspeakable_values_as_null(tmp_
     )
     rows = Rows("threads", ("tid", "x"), (array("q", [5]), array("d", [-infinity])), {"w": ("a",)})
     spans = Spans(9, 8, 1, 2, {64: "mine"}, {name: array("q", [4]) for name in SPAN_FIELDS})
-    write(tmp_path / "node", [[*simple_records(), columns, rows, spans]])
+    write_recording(tmp_path / "node", [[*make_simple_records(), columns, rows, spans]])
     lines = [strict(line) for line in export_records(tmp_path)]
     assert [line["record"] for line in lines] == [
         "header",
@@ -99,7 +99,7 @@ HOSTILE = "\x1b]0;owned\x07 \x7f \x9b31m \u202e \u200b \n ::error::x </script>"
 
 
 def test_no_name_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
-    write(tmp_path / "node", [[Event(1, HOSTILE, {HOSTILE: [HOSTILE]})]])
+    write_recording(tmp_path / "node", [[Event(1, HOSTILE, {HOSTILE: [HOSTILE]})]])
     lines = list(export_records(tmp_path / "node"))
     assert all(0x20 <= ord(character) < 0x7F for line in lines for character in line)
     event = strict(lines[2])
@@ -109,7 +109,7 @@ def test_no_name_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
 
 def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
     for node in ("a", "b"):
-        write(tmp_path / node, [simple_records()])
+        write_recording(tmp_path / node, [make_simple_records()])
         segment = tmp_path / node / "000001.cpf"
         segment.write_bytes(b"foreign" + segment.read_bytes()[:-1])
     *_, summary = [strict(line) for line in export_records(tmp_path)]

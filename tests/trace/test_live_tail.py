@@ -14,7 +14,7 @@ from clusterprof.trace.live_tail import NodeTail, iterate_events
 from clusterprof.trace.schema import Clock, Columns, Event, Spans
 from clusterprof.trace.segments import format_segment_name
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import header
+from tests.support.builders import make_header
 
 SECOND = 1_000_000_000
 KEEP_NS = 10 * SECOND
@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self, folder: Path, segment_s: int = 600) -> None:
         self.second, self.folder = 0, folder
         self._writer = RecordingWriter(
-            folder, header(), self._clock, segment_ns=segment_s * SECOND, keep_free_bytes=0
+            folder, make_header(), self._clock, segment_ns=segment_s * SECOND, keep_free_bytes=0
         )
         self._writer.append(Event(0, "process-registered", {"pid": 7, "started_ticks": 1}))
 

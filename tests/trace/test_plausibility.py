@@ -12,7 +12,7 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.trace.plausibility import ImplausibleError, TimeFilter, check_record
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Clock, Columns, Event, Gap, Record, Rows
-from tests.support.trace_samples import HEADER, SECOND_NS, write
+from tests.support.trace_samples import HEADER, SECOND_NS, write_recording
 
 DAY_NS = 86_400 * SECOND_NS
 HOUR_NS = 3600 * SECOND_NS
@@ -146,7 +146,7 @@ def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
         columns(30 * DAY_NS),
         Event(8 * SECOND_NS, "process-registered", {"pid": 7, "world_size": 10**9}),
     ]
-    write(tmp_path / "node", [*seconds, forged])
+    write_recording(tmp_path / "node", [*seconds, forged])
     reader = NodeReader(tmp_path / "node")
     times = [record.t_ns[-1] for record in reader if isinstance(record, Columns)]
     assert max(times) == 39 * SECOND_NS
@@ -160,7 +160,7 @@ def test_a_registration_with_one_wrong_attribute_keeps_its_rank(tmp_path: Path) 
     seconds: list[list[Record]] = [[columns(n * SECOND_NS)] for n in range(6, 40)]
     attributes = {"pid": 7, "started_ticks": 1, "rank": 5, "world_size": 8, "role": "worker"}
     registration = Event(6 * SECOND_NS, "process-registered", {**attributes, "framework": 17})
-    write(tmp_path / "node", [[registration], *seconds])
+    write_recording(tmp_path / "node", [[registration], *seconds])
     reader = NodeReader(tmp_path / "node")
     (event,) = [record for record in reader if isinstance(record, Event)]
     assert event.attributes == attributes

@@ -14,7 +14,13 @@ import pytest
 
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 from tests.support.builders import is_whole
-from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
+from tests.support.trace_samples import (
+    find_frame_boundaries,
+    make_second,
+    make_simple_records,
+    read_frames,
+    write_recording,
+)
 
 Frames = list[list[dict[str, Any]]]
 
@@ -23,12 +29,12 @@ Frames = list[list[dict[str, Any]]]
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int], Frames]:
     """A recording of one segment: its bytes, where its frames begin, what they hold."""
     node = tmp_path_factory.mktemp("healthy") / "node"
-    write(node, [simple_records(), *(second(n) for n in range(8))])
+    write_recording(node, [make_simple_records(), *(make_second(n) for n in range(8))])
     data = (node / "000001.cpf").read_bytes()
     frames, reader = read_frames(node)
     assert is_whole(reader.damage)
-    assert len(frames) == len(boundaries(data)) - 1 == 2 + 3 + 8 * 3
-    return data, boundaries(data), frames
+    assert len(frames) == len(find_frame_boundaries(data)) - 1 == 2 + 3 + 8 * 3
+    return data, find_frame_boundaries(data), frames
 
 
 def read(path: Path, data: bytes) -> tuple[Frames, NodeReader]:
@@ -85,10 +91,10 @@ def test_five_thousand_flipped_bits_are_all_noticed(
 
 
 def test_overwritten_blocks_cost_only_the_frames_they_touch(tmp_path: Path) -> None:
-    write(tmp_path / "node", [second(n) for n in range(60)])
+    write_recording(tmp_path / "node", [make_second(n) for n in range(60)])
     segment = tmp_path / "node" / "000001.cpf"
     data, (frames, _) = segment.read_bytes(), read_frames(segment)
-    starts = boundaries(data)
+    starts = find_frame_boundaries(data)
     draw = random.Random(5)
     for _ in range(60):
         at = draw.randrange(len(data) - 4096)

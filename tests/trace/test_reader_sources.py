@@ -15,7 +15,7 @@ import pytest
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import NodeSources, SkippedInput, find_nodes
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.trace_samples import HEADER, HandClock, second
+from tests.support.trace_samples import HEADER, ManualClock, make_second
 
 GIVE = "give the folder that `clusterprof record` wrote"
 
@@ -23,11 +23,11 @@ GIVE = "give the folder that `clusterprof record` wrote"
 def node(folder: Path, key: str = "", seconds: int = 2, boot: str = "b") -> Path:
     """Write the recording of one node, with a key of its own."""
     header = replace(HEADER, node={**HEADER.node, "key": key or folder.name, "boot_id": boot})
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(folder, header, clock, keep_free_bytes=0)
     for number in range(seconds):
         clock.now_ns += 1_000_000_000
-        writer.append(*second(number))
+        writer.append(*make_second(number))
     writer.close()
     return folder
 

@@ -17,7 +17,14 @@ from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
 from tests.support.builders import is_whole
-from tests.support.trace_samples import HEADER, HandClock, canonical, second, simple_records, write
+from tests.support.trace_samples import (
+    HEADER,
+    ManualClock,
+    make_canonical,
+    make_second,
+    make_simple_records,
+    write_recording,
+)
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**53 + 1, 10**7, -(10**7), 1024]
 NAN_PAYLOADS = [0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001]  # the last signals
@@ -101,14 +108,14 @@ PLACES = {"Columns": 1, "Rows": 2, "Spans": 3}
 def expected(batches: list[list[Record]]) -> list[dict[str, Any]]:
     """Records of one call come back kind by kind, in their order within a kind."""
     return [
-        canonical(record)
+        make_canonical(record)
         for batch in batches
         for record in sorted(batch, key=lambda record: PLACES.get(type(record).__name__, 0))
     ]
 
 
 RECORDS = st.one_of(
-    columns_records(), rows_records(), spans_records(), st.sampled_from(simple_records())
+    columns_records(), rows_records(), spans_records(), st.sampled_from(make_simple_records())
 )
 
 
@@ -116,21 +123,21 @@ RECORDS = st.one_of(
 def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = Path(folder) / "node"
-        write(node, batches)
+        write_recording(node, batches)
         reader = NodeReader(node, accepts_implausible_times=True)
-        header, clock, *rest = [canonical(record) for record in reader]
-    assert header == canonical(HEADER)
-    assert clock == canonical(HandClock()())
+        header, clock, *rest = [make_canonical(record) for record in reader]
+    assert header == make_canonical(HEADER)
+    assert clock == make_canonical(ManualClock()())
     assert rest == expected(batches)
     assert is_whole(reader.damage)
 
 
 def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
-    batches = [second(n) for n in range(30)]
-    write(tmp_path / "node", batches, segment_bytes=4_000)
+    batches = [make_second(n) for n in range(30)]
+    write_recording(tmp_path / "node", batches, segment_bytes=4_000)
     assert len(list((tmp_path / "node").iterdir())) > 3
     reader = NodeReader(tmp_path / "node")
-    records = [canonical(r) for r in reader if type(r).__name__ not in ("Header", "Clock")]
+    records = [make_canonical(r) for r in reader if type(r).__name__ not in ("Header", "Clock")]
     assert records == expected(batches)
     assert is_whole(reader.damage)
 
@@ -158,7 +165,7 @@ def test_lanes_that_are_no_multiples_but_whose_one_big_number_is() -> None:
 
 def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:
     strange = {"name": "a\udcffb", "huge": 1 << 70, "path": Path("/x")}
-    write(tmp_path / "node", [[Event(1, "e", strange)]])
+    write_recording(tmp_path / "node", [[Event(1, "e", strange)]])
     *_, read = NodeReader(tmp_path / "node")
     text = {"name": "a\\udcffb", "huge": "1180591620717411303424", "path": "/x"}
     assert read == Event(1, "e", text)
@@ -177,7 +184,7 @@ def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_pa
 def test_columns_that_do_not_fit_together_are_refused_and_nothing_is_written(
     tmp_path: Path, wrong: Record
 ) -> None:
-    writer = RecordingWriter(tmp_path / "node", HEADER, HandClock(), keep_free_bytes=0)
+    writer = RecordingWriter(tmp_path / "node", HEADER, ManualClock(), keep_free_bytes=0)
     with pytest.raises(ValueError):
         writer.append(Clock(1, 2, 3), wrong)
     writer.close()

@@ -19,12 +19,12 @@ from clusterprof.trace.writer import RecordingWriter
 from tests.support.trace_samples import (
     HEADER,
     SECOND_NS,
-    HandClock,
-    boundaries,
-    canonical,
+    ManualClock,
+    find_frame_boundaries,
+    make_canonical,
+    make_second,
     read_frames,
-    second,
-    write,
+    write_recording,
 )
 
 
@@ -39,7 +39,7 @@ def seconds_in(path: Path) -> list[int]:
 
 def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Path) -> None:
     node = tmp_path / "node"
-    write(node, [second(n) for n in range(40)], segment_bytes=3_000)
+    write_recording(node, [make_second(n) for n in range(40)], segment_bytes=3_000)
     segments = sorted(node.iterdir())
     assert [path.name for path in segments] == [f"{n:06d}.cpf" for n in range(1, len(segments) + 1)]
     assert len(segments) > 4
@@ -48,7 +48,7 @@ def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Pa
         # A segment turns over at the first call after it is full: 3 frames of under 1,100 bytes.
         assert segment.stat().st_size < 3_000 + 3_300
         first, then, *_ = NodeReader(segment)
-        assert canonical(first) == canonical(HEADER)
+        assert make_canonical(first) == make_canonical(HEADER)
         assert type(then).__name__ == "Clock"
         alone += seconds_in(segment)
     assert alone == list(range(40))
@@ -56,7 +56,9 @@ def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Pa
 
 def test_segments_turn_over_by_time(tmp_path: Path) -> None:
     # One call a second from second 6 on; the first segment is opened at 5: 6-14, 15-24, 25-34, …
-    write(tmp_path / "node", [second(n) for n in range(30)], segment_ns=10 * SECOND_NS)
+    write_recording(
+        tmp_path / "node", [make_second(n) for n in range(30)], segment_ns=10 * SECOND_NS
+    )
     assert [seconds_in(path) for path in sorted((tmp_path / "node").iterdir())] == [
         list(range(0, 9)),
         list(range(9, 19)),
@@ -67,7 +69,9 @@ def test_segments_turn_over_by_time(tmp_path: Path) -> None:
 
 def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     node = tmp_path / "node"
-    write(node, [second(n) for n in range(120)], segment_bytes=5_000, max_bytes=40_000)
+    write_recording(
+        node, [make_second(n) for n in range(120)], segment_bytes=5_000, max_bytes=40_000
+    )
     total = sum(path.stat().st_size for path in node.iterdir())
     assert 20_000 < total <= 40_000
     names = sorted(path.name for path in node.iterdir())
@@ -81,14 +85,14 @@ def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: Path) -> None:
-    write(tmp_path / "node", [second(0)])
-    write(tmp_path / "node", [second(1)])
+    write_recording(tmp_path / "node", [make_second(0)])
+    write_recording(tmp_path / "node", [make_second(1)])
     assert seconds_in(tmp_path / "node") == [0, 1]
     assert sorted(os.listdir(tmp_path / "node")) == ["000001.cpf", "000002.cpf"]
 
 
 def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path) -> None:
-    writer = RecordingWriter(tmp_path / "node", lambda: HEADER, HandClock(), keep_free_bytes=0)
+    writer = RecordingWriter(tmp_path / "node", lambda: HEADER, ManualClock(), keep_free_bytes=0)
     assert [type(record).__name__ for record in NodeReader(tmp_path / "node")] == [
         "Header",
         "Clock",
@@ -100,7 +104,7 @@ def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path
 def test_only_the_owner_may_look(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        write(tmp_path / "node", [second(0)])
+        write_recording(tmp_path / "node", [make_second(0)])
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
@@ -109,7 +113,7 @@ def test_only_the_owner_may_look(tmp_path: Path) -> None:
 
 def refused(path: Path) -> str:
     with pytest.raises(CannotStart) as caught:
-        RecordingWriter(path, HEADER, HandClock())
+        RecordingWriter(path, HEADER, ManualClock())
     assert caught.value.remedy
     return caught.value.message
 
@@ -134,12 +138,12 @@ def test_a_link_planted_where_a_segment_goes_is_not_followed(tmp_path: Path) -> 
     victim = tmp_path / "victim"
     victim.write_text("precious")
     node = tmp_path / "node"
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(node, HEADER, clock, keep_free_bytes=0, segment_ns=SECOND_NS)
     (node / "000002.cpf").symlink_to(victim)
     for number in range(4):
         clock.now_ns += 2 * SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
     writer.close()
     assert victim.read_text() == "precious"
     (node / "000002.cpf").unlink()
@@ -161,7 +165,7 @@ def test_where_there_is_no_recording_it_says_what_there_is(tmp_path: Path) -> No
 
 def test_a_recording_has_its_nodes_as_folders(tmp_path: Path) -> None:
     for node in ("b", "a"):
-        write(tmp_path / node, [second(0)])
+        write_recording(tmp_path / node, [make_second(0)])
     (tmp_path / "report.html").write_text("")
     (tmp_path / "empty").mkdir()
     assert list_node_folders(tmp_path) == (tmp_path / "a", tmp_path / "b")
@@ -174,15 +178,15 @@ CHILD = """
     import sys
     sys.path.insert(0, {root!r})
     from pathlib import Path
-    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
     from clusterprof.trace.writer import RecordingWriter
 
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(Path(sys.argv[1]), HEADER, clock, keep_free_bytes=0)
     number = 0
     while True:
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
         print(number, flush=True)
         number += 1
 """
@@ -209,7 +213,7 @@ def test_a_writer_killed_at_any_moment_has_kept_what_it_acknowledged(tmp_path: P
 
 
 def test_the_test_knows_frames_as_the_reader_does(tmp_path: Path) -> None:
-    write(tmp_path / "node", [second(0)])
+    write_recording(tmp_path / "node", [make_second(0)])
     data = (tmp_path / "node" / "000001.cpf").read_bytes()
     frames, _ = read_frames(tmp_path / "node")
-    assert len(boundaries(data)) - 1 == len(frames) == 5
+    assert len(find_frame_boundaries(data)) - 1 == len(frames) == 5

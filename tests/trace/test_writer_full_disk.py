@@ -18,7 +18,14 @@ from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Gap
 from clusterprof.trace.writer import RecordingWriter
 from tests.support.builders import is_whole
-from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, canonical, read_frames, second
+from tests.support.trace_samples import (
+    HEADER,
+    SECOND_NS,
+    ManualClock,
+    make_canonical,
+    make_second,
+    read_frames,
+)
 
 TMPFS_BYTES = 256 << 10
 
@@ -51,14 +58,14 @@ def events(reader: NodeReader, kind: str) -> list[dict[str, Any]]:
     return [dict(r.attributes) for r in reader if isinstance(r, Event) and r.kind == kind]
 
 
-def run(writer: RecordingWriter, clock: HandClock, first: int, past: int) -> None:
+def run(writer: RecordingWriter, clock: ManualClock, first: int, past: int) -> None:
     for number in range(first, past):
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
 
 
 def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_disk: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 20)
     filler = small_disk / "filler"
@@ -86,7 +93,7 @@ def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_di
 def test_what_does_not_fit_into_memory_is_dropped_oldest_first_and_counted(
     small_disk: Path,
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(
         small_disk / "node", HEADER, clock, keep_free_bytes=0, buffer_bytes=8_000
     )
@@ -117,7 +124,7 @@ def test_what_does_not_fit_into_memory_is_dropped_oldest_first_and_counted(
 
 
 def test_the_last_of_the_room_is_left_to_others(small_disk: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=128 << 10)
     (small_disk / "filler").write_bytes(bytes(160 << 10))  # 96 KiB are left, 128 wanted
     run(writer, clock, 0, 5)
@@ -130,7 +137,7 @@ def test_the_last_of_the_room_is_left_to_others(small_disk: Path) -> None:
 
 
 def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_disk: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     filler = small_disk / "filler"
     filler.write_bytes(bytes(TMPFS_BYTES))
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
@@ -141,14 +148,14 @@ def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_d
     writer.close()
     reader = NodeReader(small_disk / "node")
     assert disk_seconds(reader) == list(range(33))
-    assert canonical(next(iter(reader))) == canonical(HEADER)
+    assert make_canonical(next(iter(reader))) == make_canonical(HEADER)
     assert os.listdir(small_disk / "node") == ["000001.cpf"]  # thirty attempts left nothing behind
 
 
 def test_names_that_were_dropped_with_their_frames_are_written_again(small_disk: Path) -> None:
     # The names of columns stand in the frames of seconds 0, 1, 3, 7, 15 and 31. All of those are
     # dropped or still to come; without a new definition seconds 28 and 29 would have no names.
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(
         small_disk / "node", HEADER, clock, keep_free_bytes=128 << 10, buffer_bytes=6_000
     )
@@ -165,7 +172,7 @@ def test_names_that_were_dropped_with_their_frames_are_written_again(small_disk:
 
 
 def test_read_only_disk_in_the_middle_then_writable_again(small_disk: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 3)
     writer._fd, held = os.open(small_disk / "node" / "000001.cpf", os.O_RDONLY), writer._fd
@@ -187,16 +194,16 @@ CHILD = """
     import resource, sys
     sys.path.insert(0, {root!r})
     from pathlib import Path
-    from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+    from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
     from clusterprof.trace.writer import RecordingWriter
 
     limit = 20_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(Path(sys.argv[1]), HEADER, clock, keep_free_bytes=0)
     for number in range(120):
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
     writer.close()
     print(writer.frames_dropped)
 """
@@ -221,7 +228,7 @@ def test_a_frame_that_no_file_has_room_for_is_dropped_and_counted(tmp_path: Path
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
-        clock = HandClock()
+        clock = ManualClock()
         writer = RecordingWriter(tmp_path / "node", HEADER, clock, keep_free_bytes=0)
         for number in range(5):
             clock.now_ns += SECOND_NS

@@ -18,7 +18,7 @@ from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns
 from clusterprof.trace.writer import RecordingWriter
 from tests.support.builders import is_whole
-from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
 
 SECONDS = 9
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG)
@@ -46,13 +46,13 @@ WRITE = os.write
 
 
 def record(node: Path) -> RecordingWriter:
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(
         node, HEADER, clock, segment_bytes=6_000, keep_free_bytes=1, sync_ns=2 * SECOND_NS
     )
     for number in range(SECONDS):
         clock.now_ns += SECOND_NS
-        writer.append(*second(number))
+        writer.append(*make_second(number))
     clock.now_ns += SECOND_NS
     writer.close()
     return writer

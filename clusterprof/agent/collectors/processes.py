@@ -229,8 +229,9 @@ def _read_script(folder: str) -> bytes:
     for at, word in enumerate(words):
         if word == b"-m" and at + 1 < len(words):
             return word + b" " + words[at + 1][:_MAX_SCRIPT_BYTES]
-        if word == b"-c":
-            return b""
+        if word == b"-c":  # as `multiprocessing` starts its processes
+            code = words[at + 1] if at + 1 < len(words) else b""
+            return b"multiprocessing" if code.startswith(b"from multiprocessing") else b""
         if not word.startswith(b"-") and (not at or words[at - 1] not in (b"-X", b"-W")):
             return word.rpartition(b"/")[2][:_MAX_SCRIPT_BYTES]
     return b""

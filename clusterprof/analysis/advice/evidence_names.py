@@ -18,6 +18,9 @@ EVIDENCE_NAMES: dict[str, str] = {
     "allocator.returned_ratio": "Share of the blocks from the driver that were given back to it.",
     "memory.refaulted_bytes_total": "Bytes read again that had been in the page cache before.",
     "process.write_chars_total": "Bytes that the processes of the rank wrote to files and pipes.",
+    "awaited.in_timer_ratio": (
+        f"{_OF_LOST} the training thread waited for a process that slept in a timer."
+    ),
     "awaited.on_cpu_ratio": (
         "Share of the waits for another process or thread of the job in which that computed."
     ),

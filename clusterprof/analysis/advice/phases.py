@@ -59,6 +59,12 @@ def _is_copy_too_large(context: AdviceContext) -> bool:
 
 def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
+    if context.value("awaited.in_timer_ratio") is not None and context.resource:
+        return FilledRecommendation(
+            "it sleeps while the step waits for what it makes: take its sleep or its rate limit"
+            " away, let it work ahead, or run several of it",
+            what=f"Find out why {context.resource} sleeps",
+        )
     if context.value("thread.polling_ratio") is not None:
         line = format_place(path.place) if path is not None else "that polls"
         return FilledRecommendation(

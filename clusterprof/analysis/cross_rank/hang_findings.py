@@ -194,7 +194,9 @@ def _get_operation(number: int, analysis: HangAnalysis) -> tuple[int, int, int]:
 
 
 def _build_hang_culprit(recorded: RecordedRank) -> Culprit:
-    rank = next((b for b in recorded.node.ranks if b.ledger.pid == recorded.ending.pid), None)
+    process_key = recorded.ending.pid, recorded.ending.started_ticks  # a pid may be used again
+    ranks = recorded.node.ranks
+    rank = next((r for r in ranks if (r.ledger.pid, r.started_ticks) == process_key), None)
     device = rank.ledger.device if rank is not None else ""
     return Culprit(recorded.node.facts.name, recorded.ending.place.rank, device)
 

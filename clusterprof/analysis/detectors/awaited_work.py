@@ -5,16 +5,15 @@
     process 4712      |~~~~~~~~~~~~ asleep ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 
 A thread that waits in a timer, on a lock, a pipe or a connection does not say for whom. A process
-or thread of the job is named only if it was active in most of these waits, and one thing more
-connects the two:
+or thread of the job is named only if something connects the two:
 
-* it is much less active while the training thread runs: it works on request;
-* what it writes is what the training process reads, byte for byte;
-* the code waits for another part of the job (`multiprocessing`, a pipe, a loop that polls), and
-  nobody else was active.
+* it is active in most of the waits, and much less while the training thread runs: on request;
+* what it writes is what the training process reads, as far as bytes are counted;
+* it is active in most of the waits, nobody else is, and the code waits for another part of the job
+  (`multiprocessing`, a pipe, a loop that polls).
 
-A process that is always busy and shares nothing with the training process is not named: beside a
-`time.sleep` in the step it would be innocent. What the awaited one did meanwhile decides the cause.
+A busy process that shares nothing with the training process is innocent beside a `time.sleep`.
+What the awaited one did meanwhile decides the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     compute_place_ratios,
     find_certain_idle_time,
@@ -40,8 +38,19 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.timeline.code_places import list_wait_kinds
 from clusterprof.analysis.timeline.data_wait import blocked as kinds
 from clusterprof.analysis.timeline.data_wait.blocked import ReadContext, get_read_context
+from clusterprof.analysis.timeline.data_wait.candidates import (
+    MIN_MEMBER_RATIO,
+    Candidate,
+    compute_concentration,
+    describe_candidates,
+    is_on_request,
+    is_reading,
+    list_ancestors,
+    list_candidates,
+    measure_active_ratio,
+    select_sharing,
+)
 from clusterprof.analysis.timeline.data_wait.samples import (
-    HELPER_THREADS,
     estimate_activity,
     find_sleep_samples,
     is_imported,
@@ -49,19 +58,23 @@ from clusterprof.analysis.timeline.data_wait.samples import (
 )
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing
-from clusterprof.analysis.timeline.load.buffers import TRAINING_KINDS
-from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Float, Int, LostTime, Process, Rank
-from clusterprof.analysis.timeline.series import compute_column_increase
-from clusterprof.probe import layout
+from clusterprof.analysis.timeline.model import (
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    Float,
+    LostTime,
+    Rank,
+)
+from clusterprof.analysis.timeline.network_counters import may_have_remote_connections
 from clusterprof.util.source_calls import SourceReader
 
 _Bools = NDArray[np.bool_]
-TIMER, LOCK, CONNECTION, BUSY = "timer", "lock", "connection", "busy"
-"""Where the training thread waits; BUSY = in a loop that polls without a pause."""
-_RECEIVED = signals.TCP_JOB_RECEIVED.name
-_KEY, _SOURCES_KEY = "awaited work", "sources"
+TIMER, LOCK, CONNECTION, BUSY, QUEUE = "timer", "lock", "connection", "busy", "queue"
+"""Where the training thread waits; BUSY = in a loop that polls without a pause, QUEUE = in a wait
+for data that has a span.
+"""
+_KEY, _FEEDERS_KEY, _SOURCES_KEY = "awaited work", "feeders", "sources"
 _PIPE_PLACES = ("pipe_read", "pipe_write", "unix_stream")
-_SOCKETS = "sockets"  # the collector that lists the job's connections to other machines
 _CONNECTION_PLACES = (
     *("sk_wait", "wait_woken", "tcp_recv", "skb_wait", "sk_stream_wait"),
     *_PIPE_PLACES,
@@ -76,23 +89,11 @@ _LATE_NS = 300_000  # a free interpreter lock is had sooner
 _MIN_SAMPLES = 16
 """Number of samples of a wait that show who was active in it."""
 _MIN_STACKS = 8
-_MIN_RUNNING_SAMPLES = 4
-"""Number of samples of the running training thread that show who was active meanwhile."""
 _MIN_WAIT_RATIO = 0.04  # of the lost segments: less is not divided
 _MIN_ACTIVE_RATIO = 0.6
 """Part of the waits in which the awaited one was active."""
-_MIN_CONTRAST_RATIO, _MIN_DEVIATIONS = 0.3, 3.0
-"""By how much more of the time it is active in waits, and in standard errors."""
 _MIN_CODE_RATIO = 0.5
 """Part of the waits in calls that wait for another part of the job."""
-_MAX_THREADS = 64
-_MIN_MEMBER_RATIO = 0.1
-"""Part of the waits, and of the bytes, from which one of several counts."""
-_MIN_BYTES_RATIO, _MAX_BYTES_RATIO = 0.4, 1.1
-"""Part of the bytes that is explained: a file may be read twice."""
-_MIN_BYTES_PER_SECOND = 1_000.0
-_BYTES_WINDOW_NS = 1_000_000_000
-_MIN_BYTES_WINDOWS, _USUAL_QUANTILE = 5, 0.75
 ACTIVE_COLUMNS = (
     *(kinds.USER_CPU, kinds.READING_CPU, kinds.RUNNABLE),
     *(kinds.BLOCK_IO, kinds.REMOTE_IO, kinds.MEMORY),
@@ -118,6 +119,8 @@ class AwaitedWork:
     """True if the training thread hands something over, False if it waits for something."""
     is_sure: bool
     """True if requests or bytes connect the two; else the only active one was chosen."""
+    timer_ratio: float
+    """Part of the samples in which it was not active, but slept in a timer."""
 
     @property
     def active_share(self) -> Float:
@@ -148,24 +151,10 @@ class _Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A process, or a thread of the training process, that may be awaited."""
-
-    process: Process
-    tids: tuple[int, ...]
-    """Its threads that were active, the busiest first."""
-    is_thread: bool
-    """True for the other threads of the training process."""
-    active: _Bools
-    """bool[samples] of the training thread: it was on a CPU, runnable, or waited for a disk."""
-    alive: _Bools
-
-
-@dataclass(frozen=True, slots=True)
 class _Choice:
     """Who was awaited; nobody if it is not known."""
 
-    culprits: Sequence[_Candidate] = ()
+    culprits: Sequence[Candidate] = ()
     is_sure: bool = False
     ratio: float = 1.0
     """How much more of the time they were active in waits than on the whole."""
@@ -200,9 +189,46 @@ def find_awaited_work(rank: Rank, lost: LostTime) -> tuple[AwaitedWork, ...]:
     return known  # type: ignore[no-any-return]
 
 
+def find_feeders(rank: Rank, lost: LostTime) -> AwaitedWork | None:
+    """Find who makes the batches that the training thread takes from a queue: by their bytes.
+
+    Its share is 1 in waits for data and 0 elsewhere. None where bytes connect no process.
+    """
+    if _FEEDERS_KEY not in lost.shared:
+        lost.shared[_FEEDERS_KEY] = _find_feeders(rank, lost)
+    feeders: AwaitedWork | None = lost.shared[_FEEDERS_KEY]
+    return feeders
+
+
+def _find_feeders(rank: Rank, lost: LostTime) -> AwaitedWork | None:
+    waiting = select_phases(lost, PHASE_DATA_WAIT)
+    thread = rank.main.threads.get(rank.pid)
+    if not rank.marked or thread is None or not waiting.any() or is_imported(rank.chunk):
+        return None
+    bounds = lost.start_ns[waiting], lost.end_ns[waiting]
+    samples = find_containing(thread.t_ns, bounds) >= 0
+    samples &= np.isin(thread.state, (_ASLEEP, _DISK_WAIT))
+    if np.count_nonzero(samples) < _MIN_SAMPLES:
+        return None
+    feeders = select_sharing(rank, lost, list_candidates(rank), samples)
+    if not feeders:
+        return None
+    wait = _Wait(QUEUE, waiting.astype(np.float64), samples, True, len(feeders) > 1, False)
+    return _measure_work(rank, lost, wait, _Choice(feeders, True), None)
+
+
+def list_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
+    """List for whom the training thread waited, inside steps and for its batches."""
+    feeders = find_feeders(rank, lost)
+    return [*find_awaited_work(rank, lost), *((feeders,) if feeders is not None else ())]
+
+
 def find_awaited_input(rank: Rank, lost: LostTime) -> AwaitedWork | None:
     """Find for whom the training thread waited most to get something; None = not known."""
     works = [work for work in find_awaited_work(rank, lost) if not work.takes_output]
+    feeders = find_feeders(rank, lost)
+    if feeders is not None and len(feeders.pids) == 1:  # several are workers like a loader's
+        works.append(feeders)
     return max(works, key=lambda work: sum_claimed_ns(lost, work.active_share), default=None)
 
 
@@ -218,7 +244,7 @@ def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
     thread = rank.main.threads.get(rank.pid)
     if not rank.marked or thread is None or not inside.any() or is_imported(rank.chunk):
         return []
-    candidates = _list_candidates(rank)
+    candidates = list_candidates(rank)
     if not candidates:
         return []
     within = find_containing(thread.t_ns, (lost.start_ns, lost.end_ns)) >= 0
@@ -230,57 +256,6 @@ def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
         if choice.culprits:
             result.append(_measure_work(rank, lost, wait, choice, calls))
     return result
-
-
-def _list_candidates(rank: Rank) -> list[_Candidate]:
-    """List the processes of the job that belong to no other rank, and the threads of this one."""
-    processes = rank.chunk.processes
-    fetching = {worker.pid for worker in rank.workers if layout.FETCH in worker.spans}
-    training = {pid for pid, process in processes.items() if TRAINING_KINDS & process.spans.keys()}
-    above = set(_list_ancestors(rank, rank.main))
-    candidates = []
-    for pid, process in processes.items():
-        if pid == rank.pid or pid in fetching | training | above or not process.threads:
-            continue
-        if not (training - {rank.pid}) & set(_list_ancestors(rank, process)):
-            candidates.append(_build_candidate(rank, process, tuple(process.threads), False))
-    own = [
-        tid
-        for tid, thread in rank.main.threads.items()
-        if tid != rank.pid and not thread.name.startswith(HELPER_THREADS)
-    ]
-    candidates.append(_build_candidate(rank, rank.main, tuple(own), True))
-    return [candidate for candidate in candidates if candidate.active.any()]
-
-
-def _list_ancestors(rank: Rank, process: Process) -> list[int]:
-    ancestors: list[int] = []
-    parent = process.parent_pid
-    while parent > 0 and parent not in ancestors:
-        ancestors.append(parent)
-        above = rank.chunk.processes.get(parent)
-        parent = above.parent_pid if above is not None else 0
-    return ancestors
-
-
-def _build_candidate(
-    rank: Rank, process: Process, tids: tuple[int, ...], is_thread: bool
-) -> _Candidate:
-    t_ns = rank.main.threads[rank.pid].t_ns
-    active, alive = np.zeros((2, t_ns.size), np.bool_)
-    counts = []
-    for tid in tids:
-        thread = process.threads[tid]
-        if not thread.t_ns.size:
-            continue
-        at_work = np.isin(thread.state, (_RUNNING, _DISK_WAIT))
-        own = np.isin(t_ns, thread.t_ns[at_work])
-        active |= own
-        alive |= (t_ns >= thread.t_ns[0]) & (t_ns <= thread.t_ns[-1])
-        counts.append((-int(own.sum()), tid))
-    most = min(counts, default=(0, 0))[0]
-    busiest = [tid for count, tid in sorted(counts) if count <= _MIN_MEMBER_RATIO * most < 0]
-    return _Candidate(process, tuple(busiest[:_MAX_THREADS]), is_thread, active, alive)
 
 
 def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None) -> list[_Wait]:
@@ -296,7 +271,7 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     if may_wait_in_driver(rank):
         places[CONNECTION] &= ~find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     pipes = find_sleep_samples(thread, rank.chunk.wchan_names, _is_pipe)
-    may_be_remote = _may_have_remote_connections(rank)
+    may_be_remote = may_have_remote_connections(rank.chunk)
     waits = []
     for place, samples in places.items():
         count = int(samples.sum())
@@ -319,19 +294,6 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
     weight = lost.lost_ns[inside].astype(np.float64)
     least = _MIN_WAIT_RATIO * float(weight.sum())
     return [wait for wait in waits if float((wait.share[inside] * weight).sum()) >= least]
-
-
-def _may_have_remote_connections(rank: Rank) -> bool:
-    """Return whether the job may have a connection to another machine: it has, or is not seen."""
-    chunk = rank.chunk
-    is_listed = any(
-        item.get("name") == _SOCKETS and item.get("status") == "available"
-        for item in chunk.header.collectors
-    )
-    if not is_listed or any(gap.collector == _SOCKETS for gap in chunk.gaps):
-        return True
-    received = [item for (name, _), item in chunk.series.items() if name == _RECEIVED]
-    return any(item.values.size and item.values[-1] != item.values[0] for item in received)
 
 
 def _is_pipe(name: str) -> bool:
@@ -422,104 +384,33 @@ def _get_sources(rank: Rank) -> SourceReader:
 
 
 def _choose_culprits(
-    rank: Rank, lost: LostTime, candidates: Sequence[_Candidate], wait: _Wait, running: _Bools
+    rank: Rank, lost: LostTime, candidates: Sequence[Candidate], wait: _Wait, running: _Bools
 ) -> _Choice:
     """Choose who was awaited: those that are connected with the training process."""
-    least = _MIN_MEMBER_RATIO if wait.is_pool else _MIN_ACTIVE_RATIO
-    active = [item for item in candidates if _measure_active_ratio(item, wait.samples) >= least]
+    least = MIN_MEMBER_RATIO if wait.is_pool else _MIN_ACTIVE_RATIO
+    active = [item for item in candidates if measure_active_ratio(item, wait.samples) >= least]
     if wait.is_pool:
         active = [item for item in active if not item.is_thread]
         together = np.logical_or.reduce([item.active for item in active] or [running & False])
         if not active or float(together[wait.samples].mean()) < _MIN_ACTIVE_RATIO:
             return _Choice()
-    on_request = [item for item in active if _works_on_request(item, wait.samples, running)]
+        return _Choice(
+            select_sharing(rank, lost, active, wait.samples, wait.takes_output) or active, True
+        )
+    on_request = [item for item in active if is_on_request(item, wait.samples, running)]
     if on_request:
-        ratios = [_compute_concentration(item, wait.samples, running) for item in on_request]
+        ratios = [compute_concentration(item, wait.samples, running) for item in on_request]
         return _Choice(on_request, True, float(np.mean(ratios)))
-    sharing = _select_sharing(rank, lost, active, wait)
-    if sharing:
+    sharing = select_sharing(rank, lost, candidates, wait.samples, wait.takes_output)
+    if sharing:  # also where these rest themselves
         return _Choice(sharing, True)
-    if not wait.is_known or not active or not (len(active) == 1 or wait.is_pool):
+    if not wait.is_known or len(active) != 1:
+        return _Choice()
+    if wait.place in (TIMER, BUSY) and is_reading(rank, lost):  # from others: bytes would show it
         return _Choice()
     # What a loop polls for may also come from outside the job.
-    is_child = all(rank.pid in _list_ancestors(rank, item.process) for item in active)
+    is_child = all(rank.pid in list_ancestors(rank, item.process) for item in active)
     return _Choice(active, is_child or wait.place in (LOCK, CONNECTION))
-
-
-def _measure_active_ratio(candidate: _Candidate, samples: _Bools) -> float:
-    """Measure in which part of some samples a candidate was active; 0 if it hardly lived then."""
-    count = int(samples.sum())
-    alive = int((samples & candidate.alive).sum())
-    if not candidate.is_thread and 2 * alive < count:
-        return 0.0
-    return int((samples & candidate.active).sum()) / max(count if candidate.is_thread else alive, 1)
-
-
-def _works_on_request(candidate: _Candidate, samples: _Bools, running: _Bools) -> bool:
-    """Return whether a candidate is much less active while the training thread runs."""
-    others = running & candidate.alive
-    count, other_count = int((samples & candidate.alive).sum()), int(others.sum())
-    if other_count < _MIN_RUNNING_SAMPLES or not count:
-        return False
-    ratio = int((samples & candidate.active).sum()) / count
-    other_ratio = int((others & candidate.active).sum()) / other_count
-    # Each side as if one sample more were active and one not: no side is ever certain.
-    spread = sum(
-        (part * n + 1) / (n + 2) * (1 - (part * n + 1) / (n + 2)) / n
-        for part, n in ((ratio, count), (other_ratio, other_count))
-    )
-    more = ratio - other_ratio
-    return more >= _MIN_CONTRAST_RATIO and more >= _MIN_DEVIATIONS * spread**0.5
-
-
-def _compute_concentration(candidate: _Candidate, samples: _Bools, running: _Bools) -> float:
-    """Compute how much more of the time a candidate is active in waits than in all samples."""
-    everywhere = (samples | running) & candidate.alive
-    overall = int((everywhere & candidate.active).sum()) / max(int(everywhere.sum()), 1)
-    return _measure_active_ratio(candidate, samples) / max(overall, 1e-9)
-
-
-def _select_sharing(
-    rank: Rank, lost: LostTime, active: Sequence[_Candidate], wait: _Wait
-) -> list[_Candidate]:
-    """Select the processes whose output is the input of the training process, or the reverse.
-
-    Together they must explain what it reads (or writes), each a known part of it.
-    """
-    main = rank.main.io
-    others = [item for item in active if not item.is_thread and item.process.io is not None]
-    if main is None or main.t_ns.size < 2 or not others:
-        return []
-    start_ns = max(int(lost.start_ns[0]), int(main.t_ns[0]))
-    end_ns = min(int(lost.end_ns[-1]), int(main.t_ns[-1]))
-    for item in others:
-        t_ns = item.process.io.t_ns  # type: ignore[union-attr]
-        start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
-    edges = np.arange(start_ns, end_ns + 1, _BYTES_WINDOW_NS)
-    if edges.size < _MIN_BYTES_WINDOWS:
-        return []
-    columns = ("write_chars", "read_chars") if wait.takes_output else ("read_chars", "write_chars")
-    whole = _measure_increases(rank.main, columns[0], edges)
-    usual = whole <= np.quantile(whole, _USUAL_QUANTILE)  # without imports, and children's ends
-    total = float(whole[usual].sum())
-    if not total >= _MIN_BYTES_PER_SECOND * np.count_nonzero(usual):
-        return []
-    parts = [
-        float(_measure_increases(item.process, columns[1], edges)[usual].sum()) / total
-        for item in others
-    ]
-    members = [item for item, part in zip(others, parts) if part >= _MIN_MEMBER_RATIO]
-    explained = sum(part for part in parts if part >= _MIN_MEMBER_RATIO)
-    return members if _MIN_BYTES_RATIO <= explained <= _MAX_BYTES_RATIO else []
-
-
-def _measure_increases(process: Process, column: str, edges: Int) -> Float:
-    """Measure by how much a counter of a process rose between some times: float64[n - 1]."""
-    io = process.io
-    if io is None:
-        return np.zeros(edges.size - 1)
-    rise = compute_column_increase(io.t_ns, getattr(io, column), edges[:-1], edges[1:])
-    return np.nan_to_num(rise)
 
 
 def _measure_work(
@@ -550,22 +441,38 @@ def _measure_work(
         activity,
         pids,
         culprits[0].tids[0] if is_thread else 0,
-        _describe_culprits(culprits),
+        describe_candidates(culprits),
         wait.takes_output or _is_writing(culprits, activity),
         choice.is_sure,
+        _measure_timer_ratio(rank, culprits, wait.samples),
     )
 
 
-def _measure_activity(candidate: _Candidate, lost: LostTime, context: ReadContext) -> Float:
+def _measure_timer_ratio(rank: Rank, culprits: Sequence[Candidate], samples: _Bools) -> float:
+    """Measure in which part of its rest the awaited process slept in a timer, 0 to 1."""
+    counts = np.zeros(2)
+    t_ns = rank.main.threads[rank.pid].t_ns[samples]
+    for item in culprits:
+        thread = item.process.threads.get(item.process.pid)
+        if thread is None or item.is_thread:
+            continue
+        asleep = np.isin(thread.t_ns, t_ns) & (thread.state == _ASLEEP) & (thread.wchan >= 0)
+        timer = find_sleep_samples(thread, rank.chunk.wchan_names, _PLACES[TIMER])
+        counts += (int((asleep & timer).sum()), int(asleep.sum()))
+    return float(counts[0] / max(counts[1], 1.0))
+
+
+def _measure_activity(candidate: Candidate, lost: LostTime, context: ReadContext) -> Float:
     """Measure what the threads of a candidate did in each segment: float64[n, 11]."""
-    views = [view_thread(candidate.process, tid) for tid in candidate.tids]
+    tids = candidate.tids or (candidate.process.pid,)
+    views = [view_thread(candidate.process, tid) for tid in tids]
     tables = [estimate_activity(view, lost.start_ns, lost.end_ns, context) for view in views]
     table: Float = np.sum(tables, axis=0)
     active = table[:, ACTIVE_COLUMNS].sum(axis=1)
     return table / np.maximum(active, 1.0)[:, None]
 
 
-def _is_writing(culprits: Sequence[_Candidate], activity: Float) -> bool:
+def _is_writing(culprits: Sequence[Candidate], activity: Float) -> bool:
     """Return whether the awaited ones were mostly blocked, and wrote more than they read."""
     blocked = float(activity[:, _WRITTEN_COLUMNS].sum())
     if 2 * blocked < float(activity.sum()):
@@ -577,16 +484,3 @@ def _is_writing(culprits: Sequence[_Candidate], activity: Float) -> bool:
             read += int(io.read_bytes[-1] - io.read_bytes[0])
             written += int(io.write_bytes[-1] - io.write_bytes[0])
     return written > read
-
-
-def _describe_culprits(culprits: Sequence[_Candidate]) -> str:
-    """Name the awaited ones: "process tokenizer pid 4711", "thread logger 4712", "2 processes"."""
-    first = culprits[0]
-    if first.is_thread:
-        tid = first.tids[0]
-        more = f" and {len(first.tids) - 1} more" if len(first.tids) > 1 else ""
-        return f"thread {first.process.threads[tid].name} {tid}{more}"
-    if len(culprits) == 1:
-        return f"process {first.process.name} pid {first.process.pid}"
-    pids = ", ".join(str(item.process.pid) for item in culprits[:4])
-    return f"{len(culprits)} processes {first.process.name} pid {pids}"

@@ -400,7 +400,7 @@ look like a schedule.
     Cause(
         "sync-unknown-peer",
         "synchronization",
-        "A rank waits for one that was not recorded",
+        "Communication with ranks that were not recorded",
         "Record on every node of the job",
         tone=3,
         manual_check=(

@@ -358,22 +358,36 @@ def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
         samples = sum(w.samples for stack in members for w in code.weights[stack])
         share = ns / total_ns if total_ns else 0.0
         error = _estimate_error(share, total_ns, all_squares)
-        library = _choose_library(members, code, stacks)
+        library, library_ratio = _choose_library(members, code, stacks)
         lines.append(
-            CodeLine(key.place, library, ns, share, error, samples, key.stage, key.transform)
+            CodeLine(
+                key.place,
+                library,
+                ns,
+                share,
+                error,
+                samples,
+                key.stage,
+                key.transform,
+                library_ratio,
+            )
         )
     return lines
 
 
-def _choose_library(members: set[int], code: _CauseCode, stacks: JobStacks) -> Place | None:
-    """Choose the library line that carries most of a user's line."""
+def _choose_library(
+    members: set[int], code: _CauseCode, stacks: JobStacks
+) -> tuple[Place | None, float]:
+    """Choose the library line that carries most of a user's line, and its part of that line."""
     sums: dict[Place | None, float] = {}
     for stack in sorted(members):
         located = stacks.locate(stack)
         library = located.library if located is not None else None
         ns = sum(weight.ns for weight in code.weights[stack])
         sums[library] = sums.get(library, 0.0) + ns
-    return max(sums, key=lambda place: (sums[place], str(place)))
+    library = max(sums, key=lambda place: (sums[place], str(place)))
+    total_ns = sum(sums.values())
+    return library, min(sums[library] / total_ns, 1.0) if total_ns > 0 else 1.0
 
 
 def _estimate_error(share: float, total_ns: float, squares: float) -> float:
@@ -405,6 +419,7 @@ def _list_work_lines(
             line.lost_ns / step_ns,
             line.error_ratio * worked_ns / step_ns,
             line.samples,
+            line.library_ratio,
         )
         for line in _list_lines(sums, stacks)
         if line.lost_ns > 0

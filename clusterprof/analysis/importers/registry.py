@@ -44,6 +44,7 @@ _IMPORTER_PATHS = (
     "workloads.darshan:Darshan",
     "workloads.mllog:Mllog",
     "workloads.operator_table:OperatorTable",
+    "workloads.horovod:HorovodTimeline",
     "kineto.importer:ChromeTrace",
 )
 """Module in this folder, and class in it."""

@@ -226,6 +226,6 @@ class DataWaitBreakdown:
     unknown: Float
     """Blocked for a reason that was not recorded (sleep, lock, pipe), or no samples."""
     identified: NDArray[np.bool_]
-    """True where a span identifies the critical thread; False where it was inferred."""
+    """True where a span or bytes identify the critical thread; False where it was inferred."""
     worker_pid: Int
     """Process of the critical thread; 0 if there is none."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof import signals
 from clusterprof.analysis.timeline.model import Chunk, Float, Int
 from clusterprof.analysis.timeline.series import compute_differences
 from clusterprof.probe.layout import COLLECTIVE
@@ -290,3 +291,19 @@ def _merge_close_operations(start_ns: Int, end_ns: Int) -> tuple[Int, Int]:
     if not start_ns.size:
         return start_ns, end_ns
     return start_ns[first], end_ns[last]
+
+
+_SOCKETS = "sockets"  # the collector that lists the job's connections to other machines
+
+
+def may_have_remote_connections(chunk: Chunk) -> bool:
+    """Return whether the job may have a connection to another machine: it has, or is not seen."""
+    is_listed = any(
+        item.get("name") == _SOCKETS and item.get("status") == "available"
+        for item in chunk.header.collectors
+    )
+    if not is_listed or any(gap.collector == _SOCKETS for gap in chunk.gaps):
+        return True
+    name = signals.TCP_JOB_RECEIVED.name
+    received = [item for (signal, _), item in chunk.series.items() if signal == name]
+    return any(item.values.size and item.values[-1] != item.values[0] for item in received)

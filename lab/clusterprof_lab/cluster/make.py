@@ -50,7 +50,7 @@ class NodeTask:
 
 
 @dataclass(frozen=True)
-class Made:
+class WrittenCluster:
     """What was written."""
 
     truth: Truth
@@ -61,7 +61,7 @@ class Made:
 
 def make_cluster(
     plan: ClusterPlan, folder: Path, run_map: RunMap = map, with_steps: bool = False
-) -> Made:
+) -> WrittenCluster:
     """Write the recordings and the truth of a cluster into a folder.
 
     with_steps: write also the ledger of every rank and step, `steps/NODE.npz`. The nodes' tasks
@@ -75,8 +75,8 @@ def make_cluster(
         tasks = [NodeTask(plan, schedule, node, folder, with_steps) for node in range(plan.nodes)]
         size = sum(run_map(write_node, tasks))
         made = build_truth(plan, schedule)
-    truth.write(made, folder)
-    return Made(made, size, schedule.steps)
+    truth.write_truth(made, folder)
+    return WrittenCluster(made, size, schedule.steps)
 
 
 def write_node(task: NodeTask) -> int:

@@ -14,7 +14,7 @@ from clusterprof.signals import Signal
 from clusterprof.trace.schema import Columns
 from clusterprof_lab.cluster.plan import LINK_BYTES_PER_SECOND, SECOND_NS, ClusterPlan
 from clusterprof_lab.cluster.window import TICK_NS, NodeWindow, sum_disjoint
-from clusterprof_lab.synth.record_sums import accrued, covered
+from clusterprof_lab.synth.interval_sums import measure_covered_ns, sum_amounts
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -108,7 +108,7 @@ class Metrics:
         inside_start = np.clip(start, window.begin_ns, window.end_ns)
         inside_end = np.clip(end, window.begin_ns, window.end_ns)
         amount = amount * (inside_end - inside_start) / np.maximum(end - start, 1)
-        growth = accrued(inside_start, inside_end, amount, window.t_ns)
+        growth = sum_amounts(inside_start, inside_end, amount, window.t_ns)
         return signal, device, self._grow(signal, device, growth, float(amount.sum()))
 
     def _sample_devices(self, window: NodeWindow) -> Values:
@@ -181,8 +181,8 @@ class Metrics:
         length = (end - start).astype(np.float64)
         each = np.full(len(start), window.batch_bytes / 4)
         low, high = (np.clip(edge, window.begin_ns, window.end_ns) for edge in reads)
-        busy = covered(low, high, window.t_ns)
-        whole = covered(low, high, np.array([window.end_ns]))[0] if len(low) else 0.0
+        busy = measure_covered_ns(low, high, window.t_ns)
+        whole = measure_covered_ns(low, high, np.array([window.end_ns]))[0] if len(low) else 0.0
         values = [
             self._grow_from(signals.DISK_READ_BYTES, DISK, window, start, end, each),
             self._grow_from(signals.DISK_READS, DISK, window, start, end, each / _READ_BYTES),

@@ -46,7 +46,7 @@ OF_LOADERS = ("slow-storage", "late-loader")
 
 
 class ClusterPlanError(ValueError):
-    """A cluster cannot be simulated as it was asked for."""
+    """A cluster cannot be simulated with these options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _list_operations(plan: ClusterPlan) -> tuple[Operation, ...]:
     return tuple(op for op in listed if plan.barrier or op.scope != "world")
 
 
-def _make(
+def _make_operation(
     plan: ClusterPlan,
     stages: Sequence[int],
     scope: Scope,
@@ -267,12 +267,12 @@ def _make(
 
 
 def _list_data_parallel(plan: ClusterPlan) -> list[Operation]:
-    inner = _make(plan, (0,), "inner", layout.ALL_REDUCE, 0.004, 0.35, layout.FORWARD)
+    inner = _make_operation(plan, (0,), "inner", layout.ALL_REDUCE, 0.004, 0.35, layout.FORWARD)
     first = [(0.35, layout.BACKWARD), *[(0.25 / max(1, plan.buckets - 1), 0)] * (plan.buckets - 1)]
     return [
         inner,
         *(
-            _make(plan, (0,), "world", layout.ALL_REDUCE, 0.06 / plan.buckets, work, kind)
+            _make_operation(plan, (0,), "world", layout.ALL_REDUCE, 0.06 / plan.buckets, work, kind)
             for work, kind in first
         ),
     ]
@@ -284,7 +284,7 @@ def _list_moe(plan: ClusterPlan) -> list[Operation]:
         for _ in range(2 * plan.layers):
             work_before = work / (2 * plan.layers)
             operations.append(
-                _make(
+                _make_operation(
                     plan,
                     (0,),
                     "inner",
@@ -294,10 +294,12 @@ def _list_moe(plan: ClusterPlan) -> list[Operation]:
                     kind,
                 )
             )
-    operations.append(_make(plan, (0,), "outer", layout.ALL_REDUCE, 0.02, 0.02))
+    operations.append(_make_operation(plan, (0,), "outer", layout.ALL_REDUCE, 0.02, 0.02))
     for _ in range(plan.buckets):
         operations.append(
-            _make(plan, (0,), "world", layout.ALL_REDUCE, 0.04 / plan.buckets, 0.05 / plan.buckets)
+            _make_operation(
+                plan, (0,), "world", layout.ALL_REDUCE, 0.04 / plan.buckets, 0.05 / plan.buckets
+            )
         )
     return operations
 
@@ -312,13 +314,13 @@ def _list_pipeline(plan: ClusterPlan) -> list[Operation]:
         for _ in range(plan.micro_batches):
             for stage in order:
                 operations += [
-                    _make(plan, (stage,), "inner", layout.ALL_REDUCE, 0.0004, work, kind)
+                    _make_operation(plan, (stage,), "inner", layout.ALL_REDUCE, 0.0004, work, kind)
                     for _ in range(plan.layers)
                 ]
                 if stage != (last if down else 0):
                     pair = (stage, stage + (1 if down else -1))
-                    operations.append(_make(plan, pair, "pair", layout.SEND, 0.0005))
+                    operations.append(_make_operation(plan, pair, "pair", layout.SEND, 0.0005))
     stages = range(plan.stages)
-    operations.append(_make(plan, stages, "outer", layout.REDUCE_SCATTER, 0.02, 0.01))
-    operations.append(_make(plan, stages, "world", layout.ALL_REDUCE, 0.0002))
+    operations.append(_make_operation(plan, stages, "outer", layout.REDUCE_SCATTER, 0.02, 0.01))
+    operations.append(_make_operation(plan, stages, "world", layout.ALL_REDUCE, 0.0002))
     return operations

@@ -1,9 +1,9 @@
-"""When every rank works, waits and leaves: the schedule of a cluster, and its truth as it goes.
+"""The schedule of a simulated cluster: when every rank works, waits and leaves an operation.
 
 All ranks move through a step together, as arrays [stage, outer, inner]. The times of all operations
 go to a file, node by node, for the recordings: memory does not grow with the hours.
 
-Every moment of a rank has a history, as in `synth.simulate_blame`: ns by label whose sum is the
+Every moment of a rank has a history, as in `synth.wait_truth`: ns by label whose sum is the
 moment. The members of an operation take over the history of the last to arrive; the reason of a
 wait is what that rank had spent more of.
 """
@@ -39,7 +39,7 @@ _LEAST_WORK = 0.5
 
 @dataclass(frozen=True)
 class Schedule:
-    """What was simulated."""
+    """Times of all steps, in a file."""
 
     path: Path
     """int64[nodes, steps, ranks of a node, columns], ns."""
@@ -143,7 +143,7 @@ class _Simulation:
         steps = round(plan.seconds * 1e9 / plan.step_ns)
         active = [fault.is_active(step, steps) for fault in plan.faults]
         times[..., START] = self.t
-        self._load(step, active, times)
+        self._load_batches(step, active, times)
         column = [FIRST_OPERATION] * plan.stages
         most = (times.shape[-1] - FIRST_OPERATION) // 2
         noise = self._random.standard_normal((most + 1, *self.t.shape), np.float32)
@@ -151,15 +151,15 @@ class _Simulation:
             for stage in op.stages:
                 if op.work:
                     draw = noise[(column[stage] - FIRST_OPERATION) // 2, stage]
-                    self._work(stage, op.work, draw, active)
+                    self._compute_work(stage, op.work, draw, active)
             arrive = self.t.copy() if len(op.stages) > 1 else self.t[op.stages[0]].copy()
-            self._meet(op, active)
+            self._synchronize_group(op, active)
             for stage in op.stages:
                 times[stage, ..., column[stage]] = arrive[stage] if len(op.stages) > 1 else arrive
                 times[stage, ..., column[stage] + 1] = self.t[stage]
                 column[stage] += 2
         for stage in range(plan.stages):
-            self._work(stage, self._tail[stage], noise[most, stage], active)
+            self._compute_work(stage, self._tail[stage], noise[most, stage], active)
             times[stage, ..., column[stage]] = self.t[stage]
 
     def _mark_ranks(self, fault: Fault) -> NDArray[np.bool_]:
@@ -167,7 +167,7 @@ class _Simulation:
         struck[list(self.plan.find_fault_ranks(fault))] = True
         return struck.reshape(self.t.shape)
 
-    def _load(self, step: int, active: Sequence[bool], times: Int) -> None:
+    def _load_batches(self, step: int, active: Sequence[bool], times: Int) -> None:
         """Let the first stage wait for its batch; worker step mod n fetches it."""
         plan, worker, slot = self.plan, step % len(self._free), step % len(self._taken)
         noise = self._random.standard_normal(self.t.shape[1:], np.float32)
@@ -195,7 +195,7 @@ class _Simulation:
         times[0, ..., FETCH_BEGIN], times[0, ..., FETCH_END] = begin, end
         times[..., WAIT_END] = self.t
 
-    def _work(
+    def _compute_work(
         self, stage: int, share: float, draw: NDArray[np.float32], active: Sequence[bool]
     ) -> None:
         plan = self.plan
@@ -211,8 +211,8 @@ class _Simulation:
         self.parts["compute"][stage] += work
         self.t[stage] += work
 
-    def _meet(self, op: Operation, active: Sequence[bool]) -> None:
-        """Let the members of each group leave together, once the last arrived and data moved."""
+    def _synchronize_group(self, op: Operation, active: Sequence[bool]) -> None:
+        """Let the members of each group leave together, after the last arrival and the transfer."""
         t, history = _gather(self.t, op), _gather(self._history, op)
         last = t.argmax(axis=1)
         release = t.max(axis=1, keepdims=True)

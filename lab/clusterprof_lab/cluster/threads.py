@@ -17,13 +17,13 @@ from clusterprof_lab.cluster.window import (
     get_worker_pid,
     sum_disjoint,
 )
-from clusterprof_lab.synth.record_acts import place_of
+from clusterprof_lab.synth.activity_counters import find_place
 from clusterprof_lab.synth.record_node import JIFFY_NS
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 
-_PLACES = [place_of(doing, "") for doing in ("user", "idle", "peer", "block-io")]
+_PLACES = [find_place(doing, "") for doing in ("user", "idle", "peer", "block-io")]
 _AT_WORK, _IDLE, _IN_OPERATION, _READING = range(4)
 _STATES = np.array([ord(place.state) for place in _PLACES])
 _FUNCTIONS = tuple(place.wchan for place in _PLACES[1:])
@@ -55,7 +55,7 @@ class Threads:
         doing = np.where(at % waits == 0, _IDLE, _IN_OPERATION)
         doing = np.where(inside, doing, _AT_WORK)
         none = np.zeros(len(window.t_ns))
-        return _fill(window, get_pid(local), doing, window.t_ns - idle_ns, none)
+        return _make_thread_rows(window, get_pid(local), doing, window.t_ns - idle_ns, none)
 
     def _sample_worker(self, window: NodeWindow, local: int, worker: int) -> Int:
         edges = np.clip(window.pieces[local, worker][2], window.begin_ns, window.end_ns)
@@ -71,10 +71,12 @@ class Threads:
         doing = np.where(place % 2 == 0, _READING, _AT_WORK)
         doing = np.where((at < 0) | (place == edges.shape[1] - 1), _IDLE, doing)
         pid = get_worker_pid(local, worker)
-        return _fill(window, pid, doing, before[1] + decoding, before[0] + reading)
+        return _make_thread_rows(window, pid, doing, before[1] + decoding, before[0] + reading)
 
 
-def _fill(window: NodeWindow, pid: int, doing: Int, on_cpu_ns: Float, blocked_ns: Float) -> Int:
+def _make_thread_rows(
+    window: NodeWindow, pid: int, doing: Int, on_cpu_ns: Float, blocked_ns: Float
+) -> Int:
     """Return a thread's rows, int64[columns, ticks]; the rest is by tick, times in ns."""
     rows = np.zeros((len(COLUMNS), len(window.t_ns)), np.int64)
     rows[0], rows[1], rows[2], rows[3] = window.t_ns, pid, pid, _STATES[doing]

@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"clusterprof-lab: {error}", file=sys.stderr)
         return 2
     if options.command == "list":
-        return _list(corpus)
+        return _print_scenarios(corpus)
     known = {scenario.id: scenario for scenario in corpus}
     unknown = sorted(set(options.scenario) - set(known))
     if unknown:
         print(f"clusterprof-lab: no scenario {', '.join(unknown)}: see list", file=sys.stderr)
         return 2
     chosen = [known[name] for name in options.scenario] or list(corpus)
-    return _run(list(_trials(chosen, options)), options.out.absolute())
+    return _run_trials(list(_list_trials(chosen, options)), options.out.absolute())
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -60,14 +60,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _list(corpus: Sequence[Scenario]) -> int:
+def _print_scenarios(corpus: Sequence[Scenario]) -> int:
     for scenario in corpus:
         reason = trials.why_not_here(scenario)
         print(f"{scenario.id:<26}{scenario.group:<14}{f'not run: {reason}' if reason else 'ok'}")
     return 0
 
 
-def _trials(chosen: Sequence[Scenario], options: argparse.Namespace) -> Iterator[Trial]:
+def _list_trials(chosen: Sequence[Scenario], options: argparse.Namespace) -> Iterator[Trial]:
     for scenario in chosen:
         # A null has no severity; in the plan of the score it bears the middle one.
         severities = options.severity if scenario.wanted.family else SEVERITIES[1:2]
@@ -76,7 +76,7 @@ def _trials(chosen: Sequence[Scenario], options: argparse.Namespace) -> Iterator
                 yield Trial(scenario, severity, seed, options.split)
 
 
-def _run(wanted: Sequence[Trial], out: Path) -> int:
+def _run_trials(wanted: Sequence[Trial], out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     not_run: dict[str, str] = {}
     failed = done = 0
@@ -92,7 +92,7 @@ def _run(wanted: Sequence[Trial], out: Path) -> int:
             continue
         began = time.monotonic()
         try:
-            trials.run(trial, out)
+            trials.run_trial(trial, out)
         except (RuntimeError, OSError) as error:
             failed += 1
             not_run[trial.name] = f"failed: {error}"

@@ -40,7 +40,7 @@ class Link:
     """What waits for its turn beyond this is dropped; only with a rate."""
 
 
-def build(folder: Path) -> Path:
+def build_cable(folder: Path) -> Path:
     """Compile the cable into `folder`; return the program."""
     program = folder / "cable"
     command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(SOURCE)]
@@ -52,7 +52,7 @@ class Cable:
     """Connects nodes; a context manager, and gone when this process is, however it ends."""
 
     def __init__(self, program: Path, nodes: Sequence[Node], mtu_bytes: int = 1500) -> None:
-        taps = [_tap(f"cable{os.getpid()}n{node.index}") for node in nodes]
+        taps = [_open_tap(f"cable{os.getpid()}n{node.index}") for node in nodes]
         try:
             self._process = subprocess.Popen(
                 [str(program), *map(str, taps)],
@@ -62,23 +62,23 @@ class Cable:
                 text=True,
             )
             for node in nodes:
-                _plug_in(f"cable{os.getpid()}n{node.index}", node, mtu_bytes)
+                _attach_interface(f"cable{os.getpid()}n{node.index}", node, mtu_bytes)
         finally:
             for tap in taps:
                 os.close(tap)  # the cable holds them now: they vanish with it
 
-    def be(self, port: int, link: Link) -> None:
-        """Make the link of a node good or bad, from now on."""
+    def set_link(self, port: int, link: Link) -> None:
+        """Set the limits of a node's link from now on."""
         loss_per_million = round(link.loss_ratio * 1_000_000)
         delay_ns, jitter_ns = round(link.delay_s * 1e9), round(link.jitter_s * 1e9)
         values = (link.rate_bits_per_second, delay_ns, jitter_ns, loss_per_million)
         self._order(f"set {port} {' '.join(map(str, values))} {link.queue_bytes}")
 
-    def one_way(self, port: int, rate_bits_per_second: int) -> None:
-        """Give what goes towards a node another rate than its link has; 0 = the link's."""
+    def set_downlink_rate(self, port: int, rate_bits_per_second: int) -> None:
+        """Limit the direction towards a node to another rate than its link; 0 = the link's."""
         self._order(f"down {port} {rate_bits_per_second}")
 
-    def counts(self) -> dict[str, Any]:
+    def read_counts(self) -> dict[str, Any]:
         """Return what went through each port, up and down: frames, bytes, lost, overflowed."""
         self._order("count")
         assert self._process.stdout is not None
@@ -109,7 +109,7 @@ class Cable:
         self.close()
 
 
-def _tap(name: str) -> int:
+def _open_tap(name: str) -> int:
     """Return the descriptor of a new TAP interface, which lives as long as the descriptor."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
@@ -117,7 +117,7 @@ def _tap(name: str) -> int:
     return tap
 
 
-def _plug_in(tap: str, node: Node, mtu_bytes: int) -> None:
+def _attach_interface(tap: str, node: Node, mtu_bytes: int) -> None:
     move = ["ip", "link", "set", "dev", tap, "netns", str(node.pid), "name", "eth0"]
     subprocess.run(move, check=True)
     node.run(

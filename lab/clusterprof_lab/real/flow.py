@@ -10,8 +10,8 @@ PORT = 5100
 BLOCK = bytes(16384)
 
 
-def take() -> None:
-    """Take what is sent."""
+def receive() -> None:
+    """Receive and drop all data."""
     server = socket.create_server(("", PORT))
     while True:
         peer, _ = server.accept()
@@ -20,7 +20,7 @@ def take() -> None:
 
 
 def send(address: str, megabits: float) -> None:
-    """Send at a steady rate, or as fast as the line lets."""
+    """Send at a steady rate, or as fast as the link allows."""
     while True:
         try:
             peer = socket.create_connection((address, PORT), timeout=1)
@@ -38,6 +38,6 @@ def send(address: str, megabits: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "take":
-        take()
+        receive()
     else:
         send(sys.argv[1], float(sys.argv[2]))

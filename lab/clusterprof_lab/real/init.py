@@ -18,36 +18,36 @@ from pathlib import Path
 OWN = "/dev/shm"
 
 
-def mount(*words: str) -> None:
+def mount_filesystems(*words: str) -> None:
     subprocess.run(["mount", *words], check=True)
 
 
-def put_over(path: str, text: str) -> None:
+def override_file(path: str, text: str) -> None:
     """Let `path` read as `text` in this node only."""
     own = Path(OWN) / f".{Path(path).name}"
     own.write_text(text)
-    mount("--bind", str(own), path)
+    mount_filesystems("--bind", str(own), path)
 
 
-def settle(name: str, boot_id: str, hosts: str) -> None:
+def set_identity(name: str, boot_id: str, hosts: str) -> None:
     socket.sethostname(name)
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", OWN)
+    mount_filesystems("-t", "tmpfs", "-o", "mode=1777", "tmpfs", OWN)
     os.mkdir(f"{OWN}/tmp", 0o1777)
-    put_over("/proc/sys/kernel/random/boot_id", boot_id + "\n")
-    put_over("/etc/hosts", hosts)
+    override_file("/proc/sys/kernel/random/boot_id", boot_id + "\n")
+    override_file("/etc/hosts", hosts)
     # A fresh /sys shows this node's network interfaces; the control groups stay the machine's.
     aside = f"{OWN}/.cgroup"
     os.mkdir(aside)
-    mount("--rbind", "/sys/fs/cgroup", aside)
-    mount("-t", "sysfs", "sysfs", "/sys")
-    mount("--move", aside, "/sys/fs/cgroup")
+    mount_filesystems("--rbind", "/sys/fs/cgroup", aside)
+    mount_filesystems("-t", "sysfs", "sysfs", "/sys")
+    mount_filesystems("--move", aside, "/sys/fs/cgroup")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     # What a namespace is free to choose; the same on every machine, and it backs off at a loss.
     Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
 
 
 def main() -> None:
-    settle(**json.loads(sys.argv[1]))
+    set_identity(**json.loads(sys.argv[1]))
     wake, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)

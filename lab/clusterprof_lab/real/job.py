@@ -37,13 +37,13 @@ class NodeOutput:
         return sorted(lines, key=lambda line: int(line["rank"]))
 
 
-def environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """Return an environment as a login would have it on a node, one thread per process."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LEFT_BY_LAUNCHERS)}
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
-def train(
+def run_job(
     nodes: Sequence[Node],
     per_node: int,
     options: Sequence[Sequence[str]],
@@ -71,7 +71,7 @@ def train(
     for node, own in zip(nodes, options, strict=True):
         command = [sys.executable, *record, *torchrun, *own]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        runs.append(node.start(*command, folder=Path.cwd(), env=environment(), **pipes))
+        runs.append(node.start(*command, folder=Path.cwd(), env=make_environment(), **pipes))
     end = time.monotonic() + _ENOUGH_S
     outputs = []
     for node, run in zip(nodes, runs):

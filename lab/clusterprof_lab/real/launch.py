@@ -15,7 +15,7 @@ import psutil
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import NodeReader, list_node_folders
-from clusterprof_lab.real.job import PORT, environment
+from clusterprof_lab.real.job import PORT, make_environment
 from clusterprof_lab.real.node import Node
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -48,18 +48,18 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a job went."""
+class JobResult:
+    """The exit status of a job, and whether it was asked to end."""
 
     exit_codes: tuple[int, ...]
     ended_ns: int
     disturbed_ratio: float
 
 
-def command(
+def make_command(
     placements: Sequence[Placement], placement: Placement, out: Path | None, run_id: str
 ) -> list[str]:
-    """Return the command line of one seat."""
+    """Make the command line of one placement."""
     record = (
         [] if out is None else ["-m", "clusterprof", "record", "-o", str(out), "--", sys.executable]
     )
@@ -87,19 +87,19 @@ def command(
     return [*enter, sys.executable, *record, *torchrun]
 
 
-def start(
+def start_job(
     placements: Sequence[Placement], out: Path | None, run_id: str, log: Path
 ) -> list[subprocess.Popen[Any]]:
-    """Start a job on all its seats; what it prints goes into a file per seat."""
+    """Start a job on all its placements; the output of each goes into a file."""
     running = []
     for number, placement in enumerate(placements):
         with (log / f"output-{number}.txt").open("w") as file:
             options = {
-                "env": {**environment(), **placement.environment},
+                "env": {**make_environment(), **placement.environment},
                 "stdout": file,
                 "stderr": file,
             }
-            words = command(placements, placement, out, run_id)
+            words = make_command(placements, placement, out, run_id)
             if placement.node is None:
                 running.append(subprocess.Popen(words, start_new_session=True, **options))
             else:
@@ -107,12 +107,14 @@ def start(
     return running
 
 
-def finish(running: Sequence[subprocess.Popen[Any]], folder: Path, hangs: bool) -> tuple[int, ...]:
-    """Wait for the end; one that hangs is asked to end, as a scheduler does."""
+def wait_for_job(
+    running: Sequence[subprocess.Popen[Any]], folder: Path, hangs: bool
+) -> tuple[int, ...]:
+    """Wait for the end of a job; one that hangs is asked to end, as a scheduler does."""
     end = time.monotonic() + ENOUGH_S
     while any(process.poll() is None for process in running):
         late = time.monotonic() > end
-        if late or (hangs and _silent_s(folder) > HANG_S):
+        if late or (hangs and _measure_silence_s(folder) > HANG_S):
             for process in running:
                 if process.poll() is None:
                     process.terminate()
@@ -123,28 +125,28 @@ def finish(running: Sequence[subprocess.Popen[Any]], folder: Path, hangs: bool) 
     return tuple(int(process.returncode) for process in running)
 
 
-def _silent_s(folder: Path) -> float:
+def _measure_silence_s(folder: Path) -> float:
     times = [path.stat().st_mtime for path in folder.glob("rank-*.jsonl")]
     return time.time() - max(times) if times else 0.0
 
 
-class Machine:
-    """How much of the machine's CPU time strangers took since this was made.
+class MachineLoad:
+    """The part of the machine's CPU time that other processes took since this was created.
 
     Neither the job nor its fault are strangers: hogs, file servers, a flow on the link are started
     by this process too, and kernel threads and interrupts serve them.
     """
 
     def __init__(self) -> None:
-        self._before = _cpu_s()
+        self._before = _read_cpu_s()
 
     def disturbed_ratio(self) -> float:
         """Return CPU time that was not ours, of all there was."""
-        busy, whole, own = (now - then for now, then in zip(_cpu_s(), self._before))
+        busy, whole, own = (now - then for now, then in zip(_read_cpu_s(), self._before))
         return float(max(0.0, busy - own) / whole) if whole > 0 else 0.0
 
 
-def _cpu_s() -> tuple[float, float, float]:
+def _read_cpu_s() -> tuple[float, float, float]:
     """Return seconds of all CPUs: busy, in all, and busy for this process, its kin and the kernel.
 
     The time of a process that has ended and was waited for is included in its parent's (proc(5),
@@ -160,12 +162,12 @@ def _cpu_s() -> tuple[float, float, float]:
     }
     own = float(all_of.irq + all_of.softirq)
     for pid in processes:
-        if _kin(pid, processes):
+        if _is_ours(pid, processes):
             own += sum(processes[pid]["cpu_times"][:4])  # user, system, and of children both
     return busy, whole, own
 
 
-def _kin(pid: int, processes: Mapping[int, Any]) -> bool:
+def _is_ours(pid: int, processes: Mapping[int, Any]) -> bool:
     """Return whether a process is this one, or descends from it or from the kernel's own."""
     while pid in processes:
         if pid in (os.getpid(), _KTHREADD):
@@ -177,13 +179,13 @@ def _kin(pid: int, processes: Mapping[int, Any]) -> bool:
 def wait_for_recording(out: Path, nodes: int) -> None:
     """Wait until the recorders of so many nodes have said that they stopped."""
     end = time.monotonic() + _RECORDER_ENDS_WITHIN_S
-    while stopped(out) < nodes:
+    while count_stopped_recorders(out) < nodes:
         if time.monotonic() > end:
             raise RuntimeError(f"the recorder does not end: {out}")
         time.sleep(0.2)
 
 
-def stopped(out: Path) -> int:
+def count_stopped_recorders(out: Path) -> int:
     """Return how many recorders have said in a recording that they stopped."""
     try:
         folders = list_node_folders(out)
@@ -195,7 +197,7 @@ def stopped(out: Path) -> int:
     )
 
 
-def failed(folder: Path) -> str:
+def get_failure_output(folder: Path) -> str:
     """Return the end of what the job printed."""
     texts = [path.read_text(errors="replace") for path in sorted(folder.glob("output-*.txt"))]
     return "\n".join(text[-1500:] for text in texts)

@@ -32,7 +32,7 @@ class Layout:
         return f"{self.nodes}x{self.ranks}{words}"
 
 
-def layout_of(real: Mapping[str, Any]) -> Layout:
+def read_layout(real: Mapping[str, Any]) -> Layout:
     """Read the layout of a scenario's `real:` section."""
     two = real.get("layout", "one-machine") == TWO_NODES
     options = {"collectives": real.get("collectives", "device"), **real.get("script", {})}

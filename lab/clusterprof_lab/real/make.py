@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterprof_lab.real import trial as trials
 from clusterprof_lab.scenario import Trial
-from clusterprof_lab.truth import Truth, read
+from clusterprof_lab.truth import Truth, read_truth
 
 
 def make(trial: Trial, folder: Path) -> Truth:
@@ -23,13 +23,13 @@ def make(trial: Trial, folder: Path) -> Truth:
         raise RuntimeError(reason)
     clean = folder.parent / "clean"
     if not clean.exists():
-        clean.symlink_to(_clean(), target_is_directory=True)
-    trials.run(trial, folder.parent)
-    return read(folder)
+        clean.symlink_to(_open_shared(), target_is_directory=True)
+    trials.run_trial(trial, folder.parent)
+    return read_truth(folder)
 
 
 @cache
-def _clean() -> Path:
+def _open_shared() -> Path:
     """What trials have in common: clean jobs per layout, a file to read; gone with the process."""
     path = Path(tempfile.mkdtemp(prefix="clusterprof-lab-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)

@@ -47,7 +47,7 @@ def why_not_here() -> str:
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def address_of(index: int) -> str:
+def get_address(index: int) -> str:
     """Return the address of the node with this number."""
     return f"{NETWORK}.{index + 1}"
 
@@ -70,20 +70,20 @@ def _cpu_group(name: str) -> Path | None:
     return None
 
 
-def _removes(group: Path) -> subprocess.Popen[Any]:
+def _start_group_remover(group: Path) -> subprocess.Popen[Any]:
     """Start the process that removes a group when our end of its pipe is closed."""
     remove = ("sh", "-c", _REMOVE, str(group))
     return subprocess.Popen(remove, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
-def first_of_all(name: str) -> Iterator[list[Path]]:
+def make_priority_group(name: str) -> Iterator[list[Path]]:
     """Make a control group for a job of this machine itself, none where that is not allowed."""
     group = _cpu_group(name)
     if group is None:
         yield []
         return
-    with _removes(group):
+    with _start_group_remover(group):
         yield [group]
 
 
@@ -94,11 +94,11 @@ class Node:
         """`names`: the host names of all nodes, by which they find each other."""
         self.index = index
         self.name = names[index]
-        self.address = address_of(index)
+        self.address = get_address(index)
         self.cpu = sorted(os.sched_getaffinity(0))[index % len(os.sched_getaffinity(0))]
         self.boot_id = str(uuid.uuid4())
         hosts = "127.0.0.1 localhost\n" + "".join(
-            f"{address_of(i)} {name}\n" for i, name in enumerate(names)
+            f"{get_address(i)} {name}\n" for i, name in enumerate(names)
         )
         wish = dumps({"name": self.name, "boot_id": self.boot_id, "hosts": hosts})
         self._unshare = subprocess.Popen(
@@ -119,14 +119,14 @@ class Node:
         self.cpu_group = _cpu_group(self.name)
         self._guard: subprocess.Popen[Any] | None = None
         if self.cpu_group is not None:
-            self._guard = _removes(self.cpu_group)
+            self._guard = _start_group_remover(self.cpu_group)
 
     @property
     def root(self) -> Path:
         """The node's file tree, as this process sees it."""
         return Path(f"/proc/{self.pid}/root")
 
-    def within(self, *command: str, folder: Path | None = None) -> list[str]:
+    def make_command(self, *command: str, folder: Path | None = None) -> list[str]:
         """Return the command line that runs a command in this node, on its CPU."""
         enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES, "--"]
         where = [f"--chdir={folder}"] if folder is not None else []
@@ -143,13 +143,15 @@ class Node:
     ) -> subprocess.Popen[Any]:
         """Start a command; it ends with the node at the latest."""
         own = {**(os.environ if env is None else env), "TMPDIR": "/dev/shm/tmp"}
-        run = subprocess.Popen(self.within(*command, folder=folder), env=own, **options)
+        run = subprocess.Popen(self.make_command(*command, folder=folder), env=own, **options)
         self._running.append(run)
         return run
 
     def run(self, *command: str) -> str:
         """Run a command to its end; return what it printed, raise when it failed."""
-        done = subprocess.run(self.within(*command), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            self.make_command(*command), capture_output=True, text=True, timeout=60
+        )
         if done.returncode:
             raise RuntimeError(f"{self.name}: {' '.join(command)}: {done.stderr.strip()}")
         return done.stdout

@@ -1,4 +1,4 @@
-"""Real jobs that contain their own clean run: the fault goes on and off in blocks of steps.
+"""Real jobs that contain their own clean run: the fault is switched on and off in blocks of steps.
 
 python -m clusterprof_lab.real.paired --split dev --out DIR       finished trials are kept
 
@@ -29,11 +29,11 @@ import psutil
 
 from clusterprof_lab.real import launch
 from clusterprof_lab.real import trial as trials
-from clusterprof_lab.real.aims import AIMS, Aim, Made
 from clusterprof_lab.real.cable import Link
+from clusterprof_lab.real.fault_strength import AIMS, FaultAim, FaultOptions
 from clusterprof_lab.real.faults.base import Options, Place
 from clusterprof_lab.real.launch import Placement
-from clusterprof_lab.real.layout import Layout, layout_of
+from clusterprof_lab.real.layout import Layout, read_layout
 from clusterprof_lab.real.stopwatches import read_stopwatches
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 
@@ -57,26 +57,28 @@ class _Fault:
             switch(on)
 
 
-def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = BLOCKS) -> Path:
+def run_trial(
+    trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = BLOCKS
+) -> Path:
     """Run one trial with its fault in turns; return its folder."""
     scenario, real = trial.scenario, trial.scenario.real or {}
-    layout, random = _without_steps(layout_of(real)), trial.draw()
+    layout, random = _remove_step_count(read_layout(real)), trial.draw()
     low, high = scenario.lost[trial.severity]
     share = float(random.uniform(low, high))
-    culprits = trials.culprits_of(scenario, layout, random)
+    culprits = trials.draw_culprits(scenario, layout, random)
     short = replace(layout, words=(*layout.words, f"--steps={_CLEAN_STEPS}"))
-    clean_ns = trials.clean_step_ns(short, out)
+    clean_ns = trials.measure_clean_step_ns(short, out)
     folder = out / trial.name
     stopwatches = folder / "stopwatches"
     stopwatches.mkdir(parents=True)
-    aim = Aim(share, clean_ns / 1e6, layout.world, culprits, random, real)
+    aim = FaultAim(share, clean_ns / 1e6, layout.world, culprits, random, real)
     steps = WARM_UP + block_steps * blocks + AFTER
     turns = [f"--steps={steps}", f"--in-turns={block_steps}", f"--warm-up={WARM_UP}"]
     with ExitStack() as stack:
         placements = stack.enter_context(
-            trials.seated(layout, stopwatches, trials.make_records(out))
+            trials.make_placements(layout, stopwatches, trials.make_records(out))
         )
-        fault = _apply(stack, layout, placements, out, folder, aim)
+        fault = _apply_fault(stack, layout, placements, out, folder, aim)
         if fault.switches:
             turns.append("--switched=1")
             fault(False)
@@ -84,10 +86,12 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
         for placement in placements:
             at = placement.words.index("--fault")
             placement.words = (*placement.words[:at], *turns, *placement.words[at:])
-        ended = trials.job_of(stack, placements, folder, stopwatches, False, real)
+        ended = trials.run_recorded_job(stack, placements, folder, stopwatches, False, real)
     lives = read_stopwatches(stopwatches)
     if [life.steps for life in lives] != [steps] * layout.world:
-        raise RuntimeError(f"{trial.name}: not all ranks trained: {launch.failed(stopwatches)}")
+        raise RuntimeError(
+            f"{trial.name}: not all ranks trained: {launch.get_failure_output(stopwatches)}"
+        )
     document = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -108,41 +112,41 @@ def run(trial: Trial, out: Path, block_steps: int = BLOCK_STEPS, blocks: int = B
     return folder
 
 
-def _without_steps(layout: Layout) -> Layout:
+def _remove_step_count(layout: Layout) -> Layout:
     kept = tuple(word for word in layout.words if not word.startswith("--steps="))
     return replace(layout, words=kept)
 
 
-def _apply(
+def _apply_fault(
     stack: ExitStack,
     layout: Layout,
     placements: Sequence[Placement],
     out: Path,
     folder: Path,
-    aim: Aim,
+    aim: FaultAim,
 ) -> _Fault:
     """Make the fault; each seat's words are then those of both halves, `--fault` between them."""
     fault = _Fault()
     known = aim.given["fault"] in AIMS
-    made = AIMS[aim.given["fault"]](aim) if known else Made()
-    fault.period_steps = period_steps(made.script)
-    cable = trials.linked(stack, layout, placements, replace(made, flow_mbit=0.0), out)
+    made = AIMS[aim.given["fault"]](aim) if known else FaultOptions()
+    fault.period_steps = compute_period_steps(made.script)
+    cable = trials.connect_nodes(stack, layout, placements, replace(made, flow_mbit=0.0), out)
     nodes = [placement.node for placement in placements if placement.node is not None]
     if cable is not None and (made.links or made.one_way):
 
         def network(on: bool) -> None:
             for node in nodes:
-                cable.be(node.index, made.links.get(node.index, Link()) if on else Link())
-                cable.one_way(node.index, made.one_way.get(node.index, 0) if on else 0)
+                cable.set_link(node.index, made.links.get(node.index, Link()) if on else Link())
+                cable.set_downlink_rate(node.index, made.one_way.get(node.index, 0) if on else 0)
 
         fault.switches.append(network)
     if made.flow_mbit:
-        sender = trials.flow(nodes, made.flow_mbit)
-        fault.switches.append(lambda on: _stopped(sender.pid, not on))
+        sender = trials.start_flow(nodes, made.flow_mbit)
+        fault.switches.append(lambda on: _stop_or_continue(sender.pid, not on))
     for number, placement in enumerate(placements):
         calm, faulty = Options(), Options(made.script)
         if not known:
-            calm, faulty = _environment(stack, placements, number, folder, aim)
+            calm, faulty = _apply_environment_fault(stack, placements, number, folder, aim)
         if faulty.switch is not None:
             fault.switches.append(faulty.switch)
         placement.words = (*placement.words, *calm.script, "--fault", *faulty.script)
@@ -152,7 +156,7 @@ def _apply(
     return fault
 
 
-def period_steps(script: Sequence[str]) -> int:
+def compute_period_steps(script: Sequence[str]) -> int:
     """Return the number of steps after which the script's fault repeats, of all its turns."""
     numbers = {}
     for word in script:
@@ -164,12 +168,12 @@ def period_steps(script: Sequence[str]) -> int:
     return max(numbers.values(), default=1)
 
 
-def _environment(
-    stack: ExitStack, placements: Sequence[Placement], number: int, folder: Path, aim: Aim
+def _apply_environment_fault(
+    stack: ExitStack, placements: Sequence[Placement], number: int, folder: Path, aim: FaultAim
 ) -> tuple[Options, Options]:
     """Apply a fault of the environment to a seat; return what it gets without and with it."""
     placement, first = placements[number], sum(other.ranks for other in placements[:number])
-    fault = trials.environment_faults()[aim.given["fault"]]
+    fault = trials.load_environment_faults()[aim.given["fault"]]
     nodes = [other.node for other in placements if other.node is not None]
     where = folder / (f"fault-{placement.node.name}" if placement.node is not None else "fault")
     where.mkdir()
@@ -191,7 +195,7 @@ def _environment(
     return stack.enter_context(fault.apply(calm)), faulty
 
 
-def _stopped(pid: int, stop: bool) -> None:
+def _stop_or_continue(pid: int, stop: bool) -> None:
     """Stop or continue what an nsenter runs.
 
     nsenter stops by itself with its child, and again if it is continued while that is not.
@@ -236,7 +240,7 @@ class _Switching(threading.Thread):
         self.fault(True)  # as its makers left it, for them to undo
 
 
-def why_not(scenario: Scenario) -> str:
+def check_scenario(scenario: Scenario) -> str:
     """Return why a scenario cannot be run with its fault in turns here, "" when it can."""
     wanted, real = scenario.wanted, scenario.real
     if real is None or not wanted.family or wanted.outside_steps:
@@ -259,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         for seed in range(options.seeds):
             trial = Trial(corpus[name], options.severity, seed, options.split)
-            reason = why_not(trial.scenario)
+            reason = check_scenario(trial.scenario)
             if reason:
                 if options.scenario:
                     print(f"{trial.name}: not run: {reason}", flush=True)
@@ -267,10 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (out / trial.name / FILE).exists():
                 done += 1
                 continue
-            _clear(out / trial.name)
+            _move_unfinished(out / trial.name)
             then = time.monotonic()
             try:
-                run(trial, out, options.block_steps, options.blocks)
+                run_trial(trial, out, options.block_steps, options.blocks)
             except (RuntimeError, OSError) as error:
                 failed += 1
                 print(f"{trial.name}: {error}", file=sys.stderr, flush=True)
@@ -284,8 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0 if done else 4
 
 
-def _clear(folder: Path) -> None:
-    """Put aside what an earlier try left unfinished."""
+def _move_unfinished(folder: Path) -> None:
+    """Move what an earlier attempt left unfinished."""
     if folder.exists():
         folder.rename(folder.with_name(f"unfinished-{time.time_ns()}-{folder.name}"))
 

@@ -19,21 +19,21 @@ _NULL_DEVICE = os.makedev(1, 3)
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
-def program(name: str) -> str | None:
+def find_program(name: str) -> str | None:
     """Return the path of one of Slurm's programs, None for none; Debian's have a suffix."""
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin"
     return shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path)
 
 
-def why_not_slurm() -> str:
+def check_slurm() -> str:
     """Return what is missing, "" for nothing."""
-    missing = [name for name in (*_DAEMONS, "srun", "sinfo") if program(name) is None]
+    missing = [name for name in (*_DAEMONS, "srun", "sinfo") if find_program(name) is None]
     if missing:
         return f"no {', '.join(missing)} here; Debian: apt-get install slurm-wlm"
     return ""
 
 
-def configuration(
+def make_configuration(
     nodes: Sequence[Node], folder: Path, gpus: int = 0, settings: Mapping[str, str] = NO_SETTINGS
 ) -> str:
     """Return a slurm.conf: users are trusted, without confinement or accounting.
@@ -46,7 +46,7 @@ def configuration(
         f"NodeName={node.name} NodeAddr={node.address} CPUs=2{gres}" for node in nodes
     )
     # Plugins are sought where the programs were installed, which may be elsewhere than compiled in.
-    prefix = Path(str(program("slurmctld"))).parent.parent
+    prefix = Path(str(find_program("slurmctld"))).parent.parent
     plugins = "".join(
         f"PluginDir={plugins_folder}\n" for plugins_folder in prefix.glob("lib/*/slurm-wlm")
     )
@@ -80,15 +80,15 @@ SlurmdParameters=config_overrides
 
 
 @contextmanager
-def slurm(
+def run_slurm(
     nodes: Sequence[Node], folder: Path, gpus: int = 0, settings: Mapping[str, str] = NO_SETTINGS
 ) -> Iterator[dict[str, str]]:
     """Run Slurm over connected nodes; yield the variable by which `srun` finds it.
 
-    gpus, settings: see `configuration`. The daemons end with the nodes.
+    gpus, settings: see `make_configuration`. The daemons end with the nodes.
     """
     file = folder / "slurm.conf"
-    file.write_text(configuration(nodes, folder, gpus, settings))
+    file.write_text(make_configuration(nodes, folder, gpus, settings))
     if gpus:
         files = [folder / f"gpu{number}" for number in range(gpus)]
         for path in files:
@@ -97,12 +97,12 @@ def slurm(
         (folder / "gres.conf").write_text("".join(lines))
     own = {"SLURM_CONF": str(file)}
     env = {**os.environ, **own}
-    nodes[0].start(str(program("slurmctld")), "-D", env=env)
+    nodes[0].start(str(find_program("slurmctld")), "-D", env=env)
     for node in nodes:
-        step = str(program("slurmstepd"))
-        node.start(str(program("slurmd")), "-D", "-N", node.name, "-d", step, env=env)
+        step = str(find_program("slurmstepd"))
+        node.start(str(find_program("slurmd")), "-D", "-N", node.name, "-d", step, env=env)
     end = time.monotonic() + _UP_WITHIN_S
-    idle = ("env", f"SLURM_CONF={file}", str(program("sinfo")), "-h", "-t", "idle", "-o", "%D")
+    idle = ("env", f"SLURM_CONF={file}", str(find_program("sinfo")), "-h", "-t", "idle", "-o", "%D")
     while True:
         try:
             if nodes[0].run(*idle).strip() == str(len(nodes)):

@@ -1,4 +1,4 @@
-"""Read the stopwatches of a job: the files that `scripts/watch.py` wrote, as numbers."""
+"""Read the stopwatches of a job: the files that `scripts/stopwatch.py` wrote, as numbers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Busy(NamedTuple):
 
 
 @dataclass
-class Life:
-    """One process of one rank, from its first step to its last whole one."""
+class Incarnation:
+    """One process of one rank, from its first step to its last complete one."""
 
     rank: int
     host: str
@@ -78,15 +78,17 @@ class Life:
     """By step: time without a CPU so far."""
 
 
-def read_stopwatches(folder: Path) -> list[Life]:
-    """Read all lives of all ranks; those that trained no step have no times."""
-    lives = [_life(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")]
+def read_stopwatches(folder: Path) -> list[Incarnation]:
+    """Read all incarnations of all ranks; those that trained no step have no times."""
+    lives = [
+        _parse_incarnation(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.jsonl")
+    ]
     return sorted(lives, key=lambda life: (life.number, life.rank))
 
 
-def _life(text: str) -> Life:
+def _parse_incarnation(text: str) -> Incarnation:
     first, *lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    life = Life(first["rank"], first["host"], first["life"], first["started_ns"])
+    life = Incarnation(first["rank"], first["host"], first["life"], first["started_ns"])
     life.workers = first.get("workers", 1)
     sent: dict[tuple[int, int], int] = {}
     for line in lines:
@@ -94,7 +96,9 @@ def _life(text: str) -> Life:
         life.phases += [Phase(*phase) for phase in line["phases"]]
         life.injected += [(start, end, cause) for start, end, cause in line["injected"]]
         for kind, peer, number, come, left in line["operations"]:
-            life.operations.append(Operation(_key(life.rank, kind, peer, number, sent), come, left))
+            life.operations.append(
+                Operation(_make_key(life.rank, kind, peer, number, sent), come, left)
+            )
         for start, end, what, slowed, number in line["log"]:
             if what == "collective":
                 life.operations.append(Operation(("device", -1, -1, number), start, end))
@@ -108,7 +112,7 @@ def _life(text: str) -> Life:
     return life
 
 
-def _key(
+def _make_key(
     rank: int, kind: str, peer: int, number: int, sent: dict[tuple[int, int], int]
 ) -> tuple[str, int, int, int]:
     if kind == "all":
@@ -118,6 +122,6 @@ def _key(
     return "message", *way, sent[way]
 
 
-def last_life(lives: Sequence[Life]) -> int:
-    """Return the number of the last life in which a step was trained."""
+def find_last_incarnation(lives: Sequence[Incarnation]) -> int:
+    """Return the number of the last incarnation in which a step was trained."""
     return max((life.number for life in lives if life.steps), default=0)

@@ -26,31 +26,31 @@ from clusterprof_lab.answer import Answer, dump
 from clusterprof_lab.rivals import traceml
 from clusterprof_lab.rivals.traceml import NotRun
 from clusterprof_lab.scenario import Scenario, Split, Trial, load_corpus
-from clusterprof_lab.score.plan import Slice, planned
+from clusterprof_lab.score.plan import Slice, plan_runs
 
 _LOGS = "traceml"
 
 
-def answer_to(trial: Trial, python: Path, version: str, shared: Path, place: Path) -> Answer:
+def ask_traceml(trial: Trial, python: Path, version: str, shared: Path, place: Path) -> Answer:
     """Run one trial under TraceML; NotRun with the reason when that can't be."""
-    reason = why_not(trial.scenario)
+    reason = check_scenario(trial.scenario)
     if reason:
         raise NotRun(reason)
     from clusterprof_lab.real import trial as real
 
     (place / "clean").symlink_to(shared)
     try:
-        with instead_of_recording(python, place / _LOGS):
-            real.run(trial, place)
+        with replace_recorder(python, place / _LOGS):
+            real.run_trial(trial, place)
     except (RuntimeError, OSError) as error:
         raise NotRun(f"the job failed: {' '.join(str(error).split())[-300:]}") from error
     written = place / _LOGS / "run" / "final_summary.json"
     if not written.exists():
         raise NotRun("the job ended and TraceML wrote no summary")
-    return traceml.answer(json.loads(written.read_text(encoding="utf-8")), version)
+    return traceml.make_answer(json.loads(written.read_text(encoding="utf-8")), version)
 
 
-def why_not(scenario: Scenario) -> str:
+def check_scenario(scenario: Scenario) -> str:
     """Return why TraceML cannot be asked about a scenario, "" when it can."""
     if scenario.real is None:
         return "no real processes can make it"
@@ -58,7 +58,7 @@ def why_not(scenario: Scenario) -> str:
         from clusterprof_lab.real import trial as real
     except ImportError as error:
         return f"real jobs are not there: {error}"
-    if real.layout_of(scenario.real).nodes:
+    if real.read_layout(scenario.real).nodes:
         return "two nodes: TraceML was run on one machine only"
     if scenario.real.get("capture") or scenario.wanted.family == "fail":
         return "its job ends badly, or runs before the tool does"
@@ -66,11 +66,11 @@ def why_not(scenario: Scenario) -> str:
 
 
 @contextmanager
-def instead_of_recording(python: Path, logs: Path) -> Iterator[None]:
-    """Let real jobs that would be recorded run under TraceML."""
+def replace_recorder(python: Path, logs: Path) -> Iterator[None]:
+    """Let real jobs that would be recorded run under TraceML instead."""
     from clusterprof_lab.real import launch
 
-    usual: Callable[..., list[str]] = launch.command
+    usual: Callable[..., list[str]] = launch.make_command
 
     def command(
         placements: Sequence[Any], placement: Any, out: Path | None, run_id: str
@@ -81,11 +81,11 @@ def instead_of_recording(python: Path, logs: Path) -> Iterator[None]:
         enter = words[: words.index(sys.executable)]
         return [
             *enter,
-            *traceml.command(python, placement.ranks, logs, launch.SCRIPT, placement.words),
+            *traceml.make_command(python, placement.ranks, logs, launch.SCRIPT, placement.words),
         ]
 
     with (
-        patch.object(launch, "command", command),
+        patch.object(launch, "make_command", command),
         patch.object(launch, "wait_for_recording", lambda out, nodes: None),
     ):
         yield
@@ -102,26 +102,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     python, out = given.python.absolute(), given.out.absolute()
     try:
-        version = traceml.version_of(python)
+        version = traceml.find_version(python)
     except NotRun as reason:
         print(f"not run: {reason}", file=sys.stderr)
         return 4
-    works = planned(load_corpus(), given.split, given.slice, ["real"])
+    works = plan_runs(load_corpus(), given.split, given.slice, ["real"])
     trials = [work.trial for work in works if work.trial is not None]
     trials = [
         trial for trial in trials if not given.scenario or trial.scenario.id in given.scenario
     ]
-    return _ask(trials, python, version, out)
+    return _ask_trials(trials, python, version, out)
 
 
-def _ask(trials: Sequence[Trial], python: Path, version: str, out: Path) -> int:
+def _ask_trials(trials: Sequence[Trial], python: Path, version: str, out: Path) -> int:
     shared = out / "clean"
     shared.mkdir(parents=True, exist_ok=True)
     not_run: dict[str, str] = {}
     for number, trial in enumerate(trials, 1):
         with tempfile.TemporaryDirectory(prefix="clusterprof-rival-") as name:
             try:
-                answer = answer_to(trial, python, version, shared, Path(name))
+                answer = ask_traceml(trial, python, version, shared, Path(name))
             except NotRun as reason:
                 not_run[trial.name] = str(reason)
                 print(f"{number}/{len(trials)} {trial.name}: not run: {reason}", flush=True)

@@ -69,8 +69,8 @@ class Job:
     ranks: int = 1
 
 
-def answer(summary: Mapping[str, Any], version: str) -> Answer:
-    """Return what a `final_summary.json` says, in the words of the corpus."""
+def make_answer(summary: Mapping[str, Any], version: str) -> Answer:
+    """Convert a `final_summary.json` to an answer in the terms of the corpus."""
     tool = f"TraceML {version} (run on the job, two lines added)"
     section = summary.get("step_time") or {}
     kind = (section.get("diagnosis") or {}).get("kind", "NO_DATA")
@@ -91,7 +91,7 @@ def _parse_cause(issue: Mapping[str, Any]) -> NamedCause:
     return NamedCause(family, leaf, issue.get("score"), covers=covers)
 
 
-def version_of(python: Path) -> str:
+def find_version(python: Path) -> str:
     """Return the version installed beside an interpreter; NotRun when there is none."""
     code = "import importlib.metadata as m; print(m.version('traceml-ai')); import torch"
     try:
@@ -104,7 +104,7 @@ def version_of(python: Path) -> str:
     return done.stdout.strip()
 
 
-def command(
+def make_command(
     python: Path, ranks: int, logs: Path, script: Path, arguments: Sequence[str]
 ) -> list[str]:
     """Return the command line that runs a script under TraceML; it writes `logs`/run."""
@@ -119,20 +119,20 @@ def command(
         "--logs-dir",
         str(logs),
         "--aggregator-port",
-        _free_port(),
+        _find_free_port(),
         "--master-port",
-        _free_port(),
+        _find_free_port(),
         "--args",
         str(script),
         *arguments,
     ]
 
 
-def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> Answer:
+def run_job(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> Answer:
     """Run a job under TraceML; its logs stay below `folder`. NotRun when it did not end well."""
-    version = version_of(python)
+    version = find_version(python)
     folder.mkdir(parents=True, exist_ok=True)
-    words = command(python, job.ranks, folder, job.script.resolve(), job.arguments)
+    words = make_command(python, job.ranks, folder, job.script.resolve(), job.arguments)
     with open(folder / "output.txt", "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
@@ -145,26 +145,26 @@ def run(job: Job, folder: Path, python: Path, timeout_s: float = TIMEOUT_S) -> A
         except subprocess.TimeoutExpired:
             raise NotRun(f"it had not ended after {timeout_s:.0f} s") from None
         finally:
-            _end(process)
+            _end_process(process)
     written = folder / "run" / "final_summary.json"
     if code or not written.exists():
-        raise NotRun(f"it ended with {code}: {_last_words(folder / 'output.txt')}")
-    return answer(json.loads(written.read_text(encoding="utf-8")), version)
+        raise NotRun(f"it ended with {code}: {_find_error_line(folder / 'output.txt')}")
+    return make_answer(json.loads(written.read_text(encoding="utf-8")), version)
 
 
-def _last_words(output: Path) -> str:
+def _find_error_line(output: Path) -> str:
     """Return the last line that speaks of an error, else where all lines are."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line for line in reversed(lines) if "error" in line.lower()), f"see {output}")
 
 
-def _free_port() -> str:
+def _find_free_port() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing of it behind: torchrun ends its workers when asked to, not when killed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
@@ -186,7 +186,7 @@ def main() -> int:
     options = parser.parse_args()
     job = Job(options.script, options.arguments, options.ranks)
     try:
-        verdict = run(job, options.out.absolute(), options.python.absolute())
+        verdict = run_job(job, options.out.absolute(), options.python.absolute())
     except NotRun as reason:
         print(f"not run: {reason}", file=sys.stderr)
         return 4

@@ -33,7 +33,7 @@ def main() -> None:
     def steps(loader: DataLoader) -> Iterator[Any]:
         batches = timed(loader)
         for batch in batches:
-            with traceml.trace_step(model()):
+            with traceml.trace_step(find_model()):
                 yield batch
 
     DataLoader.__iter__ = steps
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 @functools.cache
-def model() -> torch.nn.Module:
+def find_model() -> torch.nn.Module:
     """Return the module that has most parameters and is no other's child; DDP's wrapper counts."""
     modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
     inner = {id(child) for module in modules for child in list(module.modules())[1:]}

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.attribution import confidence
-from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draws
+from clusterprof_lab.score.figures import NO_FIGURE, TWO_SIDED, Figure, draw_trials
 
 BINS = 10
 LEAST_CLAIMS = 25
@@ -62,7 +62,7 @@ class Bin:
     n: int
 
 
-def reliability(pairs: Sequence[tuple[float, bool]]) -> tuple[tuple[Bin, ...], float]:
+def compute_reliability(pairs: Sequence[tuple[float, bool]]) -> tuple[tuple[Bin, ...], float]:
     """Return the bins that hold something, and the expected calibration error over them.
 
     ECE = sum over bins of n / N * |right - said|; 0 without claims.
@@ -79,7 +79,7 @@ def reliability(pairs: Sequence[tuple[float, bool]]) -> tuple[tuple[Bin, ...], f
     return tuple(bins), ece
 
 
-def ece_over(jobs: Sequence[Sequence[tuple[float, bool]]]) -> Figure:
+def estimate_ece(jobs: Sequence[Sequence[tuple[float, bool]]]) -> Figure:
     """Return the ECE over the claims of all jobs, with a bootstrap of whole jobs."""
     claims = [job for job in jobs if job]
     if not claims:
@@ -97,12 +97,12 @@ def ece_over(jobs: Sequence[Sequence[tuple[float, bool]]]) -> Figure:
     value = float(ece(sums.sum(axis=0)))
     if len(claims) == 1:
         return Figure(value, None, None, 1)
-    drawn = draws(len(claims))
+    drawn = draw_trials(len(claims))
     low, high = np.quantile([float(ece(sums[rows].sum(axis=0))) for rows in drawn], TWO_SIDED)
     return Figure(value, float(low), float(high), len(claims))
 
 
-def isotonic(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, float, int]]:
+def fit_isotonic(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, float, int]]:
     """Return (lowest confidence, highest, probability of being right, claims), rising.
 
     Claims of equal confidence are one block from the start.
@@ -117,13 +117,13 @@ def isotonic(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, fl
     pooled: list[list[float]] = []
     for block in blocks:
         pooled.append(block)
-        while len(pooled) > 1 and _part(pooled[-2]) >= _part(pooled[-1]):
+        while len(pooled) > 1 and _get_ratio(pooled[-2]) >= _get_ratio(pooled[-1]):
             _, high, right, n = pooled.pop()
             pooled[-1] = [pooled[-1][0], high, pooled[-1][2] + right, pooled[-1][3] + n]
     return [(low, high, right / n, int(n)) for low, high, right, n in pooled]
 
 
-def _part(block: Sequence[float]) -> float:
+def _get_ratio(block: Sequence[float]) -> float:
     return block[2] / block[3]
 
 
@@ -147,7 +147,7 @@ def fit_table(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float]]:
         grouped += [(mean, right) for _, right in group]
         at = end
     steps = [
-        (round((low + high) / 2, 3), round(part, 3)) for low, high, part, _ in isotonic(grouped)
+        (round((low + high) / 2, 3), round(part, 3)) for low, high, part, _ in fit_isotonic(grouped)
     ]
     return [(0.0, 0.0), *steps]
 
@@ -200,7 +200,11 @@ def cross_validate(claims: Sequence[Sequence[Any]]) -> dict[str, tuple[float, fl
             known, hit_rates = zip(*fit_table(others))
             after += [(float(np.interp(sure, known, hit_rates)), right) for sure, right in mine]
         before = [(sure, right) for _, sure, right in kind_claims]
-        checked[kind] = (reliability(before)[1], reliability(after)[1], len(kind_claims))
+        checked[kind] = (
+            compute_reliability(before)[1],
+            compute_reliability(after)[1],
+            len(kind_claims),
+        )
     return checked
 
 

@@ -9,18 +9,24 @@ from typing import Any
 
 from clusterprof import __version__
 from clusterprof_lab.score.ablate import ABLATIONS
-from clusterprof_lab.score.figures import part_of
-from clusterprof_lab.score.metrics import Row, Score, figures_of, tables, wrong
-from clusterprof_lab.score.ours import TOOL
-from clusterprof_lab.score.plan import Work
-from clusterprof_lab.score.work import Done
+from clusterprof_lab.score.clusterprof_answer import TOOL
+from clusterprof_lab.score.figures import compute_ratio
+from clusterprof_lab.score.metrics import (
+    JudgedRun,
+    Score,
+    compute_figures,
+    compute_scores,
+    list_errors,
+)
+from clusterprof_lab.score.plan import ScoredRun
+from clusterprof_lab.score.work import RunResult
 
 FORMAT = "clusterprof-score"
 SCHEMA = 2
 
 
-def document(
-    done: Sequence[Done], split: str, size: str, seconds: float, calibrated: bool = True
+def make_document(
+    done: Sequence[RunResult], split: str, size: str, seconds: float, calibrated: bool = True
 ) -> dict[str, Any]:
     """Return the whole score.
 
@@ -40,16 +46,16 @@ def document(
         "seconds": round(seconds),
         "calibrated": calibrated,
         "tools": {row.tool: row.label for row in rows},
-        "coverage": _coverage(done),
+        "coverage": _count_coverage(done),
         "scores": [
-            {"testbed": testbed, "tool": tool, "mode": mode, **_score(score)}
-            for (testbed, tool, mode), score in tables(rows).items()
+            {"testbed": testbed, "tool": tool, "mode": mode, **_format_score(score)}
+            for (testbed, tool, mode), score in compute_scores(rows).items()
         ],
         "scenarios": [
-            _scenario(*key, full)
+            _summarize_scenario(*key, full)
             for key in dict.fromkeys((row.testbed, row.scenario) for row in full)
         ],
-        "ablation": _ablation(done, split),
+        "ablation": _format_ablation(done, split),
         "claims": [
             [round(sure, 6), right, leaf, row.mode, row.testbed, row.trial]
             for row in ours
@@ -58,29 +64,31 @@ def document(
         ]
         if split == "dev"
         else [],
-        "wrong_count": sum(bool(wrong(row)) for row in ours),
-        "wrong": [_wrong(row) for row in ours if wrong(row)] if split == "dev" else [],
+        "wrong_count": sum(bool(list_errors(row)) for row in ours),
+        "wrong": [_format_wrong(row) for row in ours if list_errors(row)] if split == "dev" else [],
     }
 
 
-def _score(score: Score) -> dict[str, Any]:
+def _format_score(score: Score) -> dict[str, Any]:
     return {
-        "figures": {name: _rounded(asdict(figure)) for name, figure in score.figures.items()},
-        "by_cause": {name: _rounded(asdict(figure)) for name, figure in score.by_cause.items()},
+        "figures": {name: _round_values(asdict(figure)) for name, figure in score.figures.items()},
+        "by_cause": {
+            name: _round_values(asdict(figure)) for name, figure in score.by_cause.items()
+        },
         "confusion": {name: dict(line) for name, line in score.confusion.items()},
-        "reliability": [_rounded(asdict(bin_)) for bin_ in score.reliability],
+        "reliability": [_round_values(asdict(bin_)) for bin_ in score.reliability],
     }
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+def _round_values(values: dict[str, Any]) -> dict[str, Any]:
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
 
 
-def _coverage(done: Sequence[Done]) -> dict[str, Any]:
+def _count_coverage(done: Sequence[RunResult]) -> dict[str, Any]:
     missing: dict[tuple[str, str, str], int] = {}
     for result in done:
         if result.not_run:
-            key = _scenario_of(result.work), result.work.testbed, result.not_run
+            key = _get_scenario(result.work), result.work.testbed, result.not_run
             missing[key] = missing.get(key, 0) + 1
     return {
         "planned": len(done),
@@ -92,7 +100,7 @@ def _coverage(done: Sequence[Done]) -> dict[str, Any]:
     }
 
 
-def _scenario_of(work: Work) -> str:
+def _get_scenario(work: ScoredRun) -> str:
     return work.trial.scenario.id if work.trial is not None else work.name
 
 
@@ -105,36 +113,36 @@ _OF_A_PART = (
 )
 
 
-def _scenario(testbed: str, name: str, rows: Sequence[Row]) -> dict[str, Any]:
+def _summarize_scenario(testbed: str, name: str, rows: Sequence[JudgedRun]) -> dict[str, Any]:
     mine = [row for row in rows if (row.testbed, row.scenario) == (testbed, name)]
     healthy = [not row.judged.false_causes for row in mine if row.judged.false_causes is not None]
-    figures = {**figures_of(mine, _OF_A_PART), "no_false_cause": part_of(healthy)}
+    figures = {**compute_figures(mine, _OF_A_PART), "no_false_cause": compute_ratio(healthy)}
     return {
         "scenario": name,
         "testbed": testbed,
         "group": mine[0].group,
         "trials": len(mine),
-        "right": sum(not wrong(row) for row in mine),
-        **{figure: _rounded(asdict(value)) for figure, value in figures.items()},
+        "right": sum(not list_errors(row) for row in mine),
+        **{figure: _round_values(asdict(value)) for figure, value in figures.items()},
     }
 
 
-def _ablation(done: Sequence[Done], split: str) -> dict[str, Any]:
+def _format_ablation(done: Sequence[RunResult], split: str) -> dict[str, Any]:
     asked = [result for result in done if result.sideways is not None]
     moves = [
-        {"trial": result.work.name if split == "dev" else "", **_rounded(asdict(step))}
+        {"trial": result.work.name if split == "dev" else "", **_round_values(asdict(step))}
         for result in asked
         for step in result.sideways or ()
     ]
     return {"runs": len(asked), "signals": len(ABLATIONS), "sideways": moves}
 
 
-def _wrong(row: Row) -> dict[str, Any]:
+def _format_wrong(row: JudgedRun) -> dict[str, Any]:
     return {
         "trial": row.trial,
         "testbed": row.testbed,
         "mode": row.mode,
-        "what": list(wrong(row)),
+        "what": list(list_errors(row)),
         "said": row.said,
         "blamed": row.judged.first_blamed,
         "true": row.true,

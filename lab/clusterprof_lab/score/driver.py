@@ -1,4 +1,4 @@
-"""The same recording with its accelerators as a vendor's driver shows them.
+"""Rewrites a recording so that its accelerators show utilization as a vendor's driver does.
 
 An emulated device reports at any instant how long it was busy. NVML reports whole percents of
 periods of 1/6 s to 1 s; the driver decides when they end, and hands over several at once, late.
@@ -23,7 +23,7 @@ from clusterprof import signals
 from clusterprof.agent.collectors.gpu.nvml_counters import GPM_OFF
 from clusterprof.trace.reader import NodeReader
 from clusterprof.trace.schema import Columns, Event, Gap, Header, Record
-from clusterprof_lab.synth.record_sums import covered
+from clusterprof_lab.synth.interval_sums import measure_covered_ns
 from clusterprof_lab.truth import WORK_FILE, Truth
 
 Int = NDArray[np.int64]
@@ -53,13 +53,13 @@ class Driver:
 
 def draw_driver(truth: Truth) -> Driver:
     """Draw the driver of a run's cluster; the same at every call."""
-    random = np.random.default_rng(_seed(truth, ""))
+    random = np.random.default_rng(_make_seed(truth, ""))
     period_ns = int(random.choice(PERIODS_NS))
     lump = int(random.integers(1, MAX_LUMP_NS // period_ns + 1))
     return Driver(period_ns, lump, int(random.uniform(0, period_ns)), bool(random.integers(2)))
 
 
-def _seed(truth: Truth, device: str) -> list[int]:
+def _make_seed(truth: Truth, device: str) -> list[int]:
     name = f"{truth.scenario}.{truth.severity}.{truth.testbed}.{device}"
     return [zlib.crc32(name.encode()), truth.seed, truth.split == "test"]
 
@@ -97,10 +97,10 @@ class DriverView:
         self._shown: dict[str, tuple[Int, Int]] = {}
         work = np.load(run / WORK_FILE) if (run / WORK_FILE).is_file() else {}
         for device, (t_ns, values) in self._polls.items():
-            phase = np.random.default_rng(_seed(truth, f"{node.name}/{device}"))
+            phase = np.random.default_rng(_make_seed(truth, f"{node.name}/{device}"))
             count: Callable[[Int], Float] = partial(np.interp, xp=t_ns, fp=values[_RECORDED[0]])
             if f"{node.name}/{device}" in work:
-                count = partial(covered, *work[f"{node.name}/{device}"])
+                count = partial(measure_covered_ns, *work[f"{node.name}/{device}"])
             phase_ns = int(phase.integers(self._driver.period_ns))
             self._shown[device] = poll_driver(self._driver, count, phase_ns, t_ns)
 
@@ -195,11 +195,11 @@ def _load_polls(node: Path) -> dict[str, tuple[Int, dict[str, Float]]]:
     return {
         device: (
             np.concatenate(parts),
-            {name: np.concatenate(values[device, name]) for name in _columns(values, device)},
+            {name: np.concatenate(values[device, name]) for name in _make_columns(values, device)},
         )
         for device, parts in times.items()
     }
 
 
-def _columns(values: Mapping[tuple[str, str], Sequence[Float]], device: str) -> list[str]:
+def _make_columns(values: Mapping[tuple[str, str], Sequence[Float]], device: str) -> list[str]:
     return [name for owner, name in values if owner == device]

@@ -33,7 +33,7 @@ class Figure:
 NO_FIGURE = Figure(None, None, None, 0)
 
 
-def wilson(hits: int, n: int) -> Figure:
+def compute_wilson(hits: int, n: int) -> Figure:
     """Return hits / n with Wilson's 95 % interval; 9 of 10 is 0.9 (0.596 to 0.982)."""
     if not n:
         return NO_FIGURE
@@ -45,13 +45,13 @@ def wilson(hits: int, n: int) -> Figure:
     return Figure(part, low, high, n, hits)
 
 
-def part_of(answers: Sequence[bool | None]) -> Figure:
+def compute_ratio(answers: Sequence[bool | None]) -> Figure:
     """Return the part that is true of those that are not None."""
     asked = [answer for answer in answers if answer is not None]
-    return wilson(sum(asked), len(asked))
+    return compute_wilson(sum(asked), len(asked))
 
 
-def over_trials(
+def bootstrap_trials(
     trials: Sequence[Sequence[float]], what: Callable[[np.ndarray], float] | None = None
 ) -> Figure:
     """Return a number over the values of all trials, with a bootstrap of whole trials.
@@ -65,7 +65,7 @@ def over_trials(
     value = float(all_values.mean() if what is None else what(all_values))
     if len(kept) == 1:
         return Figure(value, None, None, 1)
-    drawn = draws(len(kept))
+    drawn = draw_trials(len(kept))
     if what is None:
         sums, sizes = (
             np.array([trial.sum() for trial in kept]),
@@ -78,12 +78,12 @@ def over_trials(
     return Figure(value, float(low), float(high), len(kept))
 
 
-def draws(n: int) -> np.ndarray:
+def draw_trials(n: int) -> np.ndarray:
     """Return which of n trials each round of a bootstrap has; int64[rounds, n], always the same."""
     return np.random.default_rng(_SEED).integers(0, n, (_DRAWS, n))
 
 
-def p95(values: np.ndarray) -> float:
+def compute_p95(values: np.ndarray) -> float:
     """Return the value that 95 % do not exceed: one of them, not between two."""
     place = math.ceil(0.95 * values.size) - 1
     return float(np.partition(values, place)[place])

@@ -13,8 +13,14 @@ from dataclasses import dataclass, field
 
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES, FAMILY_OF, UNATTRIBUTED
-from clusterprof_lab.scenario import Wanted
-from clusterprof_lab.score.leading import first_of, group_of, leading_group, leading_leaf, meant
+from clusterprof_lab.scenario import ExpectedVerdict
+from clusterprof_lab.score.dominant_cause import (
+    find_dominant_group,
+    find_first_causes,
+    list_meant_groups,
+    with_dominant_group,
+    with_dominant_leaf,
+)
 from clusterprof_lab.truth import OTHER, Truth
 
 ACTIVE_FROM = 0.1
@@ -34,7 +40,7 @@ STARTUP = "startup"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgment:
     """How one answer did."""
 
     wanted: str
@@ -75,15 +81,15 @@ class Judged:
     notes: tuple[str, ...] = field(default=())
 
 
-def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
+def judge_answer(answer: Answer, truth: Truth, wanted: ExpectedVerdict) -> Judgment:
     """Compare an answer with the truth of its run."""
-    true = _points(truth.family_ns(), truth.in_step_ns)
-    claimed_points = _said_points(answer)
-    first, second = first_of(answer, wanted)
-    group = group_of(answer, wanted)
+    true = _compute_points(truth.sum_family_ns(), truth.in_step_ns)
+    claimed_points = _sum_group_points(answer)
+    first, second = find_first_causes(answer, wanted)
+    group = find_dominant_group(answer, wanted)
     all_wanted = wanted
-    of_leaf = leading_leaf(all_wanted, truth, first)
-    wanted = leading_group(all_wanted, true, group)
+    of_leaf = with_dominant_leaf(all_wanted, truth, first)
+    wanted = with_dominant_group(all_wanted, true, group)
     null = not wanted.family
     errors = None
     apart = not any(cause.covers for cause in answer.causes or ())
@@ -91,49 +97,51 @@ def judge(answer: Answer, truth: Truth, wanted: Wanted) -> Judged:
         errors = {
             name: abs(claimed_points.get(name, 0.0) - true.get(name, 0.0)) for name in FAMILIES
         }
-    false = _false_causes(answer, claimed_points, true, null)
+    false = _list_false_causes(answer, claimed_points, true, null)
     active = tuple(
         name
         for name in FAMILIES
         if max(claimed_points.get(name, 0.0), true.get(name, 0.0)) >= ACTIVE_FROM
     )
-    return Judged(
+    return Judgment(
         wanted=wanted.family or NOTHING,
-        said=None if answer.causes is None else _group_name(group, wanted) if group else NOTHING,
+        said=None if answer.causes is None else _find_group(group, wanted) if group else NOTHING,
         said_leaf=first.leaf if first else None,
         errors=errors,
         active=active if errors is not None else (),
         family_right=None
         if answer.causes is None or not wanted.family
-        else group is not None and wanted.family in meant(group),
-        leaf_top1=None if not _names_leaves(answer, of_leaf) else _leaf_in(first, of_leaf),
+        else group is not None and wanted.family in list_meant_groups(group),
+        leaf_top1=None if not _names_leaves(answer, of_leaf) else _find_leaf(first, of_leaf),
         leaf_top2=None
         if not _names_leaves(answer, of_leaf)
-        else _leaf_in(first, of_leaf) or _leaf_in(second, of_leaf),
+        else _find_leaf(first, of_leaf) or _find_leaf(second, of_leaf),
         abstained=None
         if not _names_leaves(answer, of_leaf)
         else first is not None and first.leaf is None,
-        emitted=_emitted(answer, truth, of_leaf),
-        emitted_groups=_emitted_groups(answer, true),
-        wrong_first_sure=None if answer.causes is None else _wrong_first_sure(group, wanted, false),
-        culprit_right=_culprit_right(answer, truth, wanted),
-        nobody_right=_nobody_right(answer, truth, wanted),
-        both_found=_both_found(answer, truth, all_wanted),
-        inverted=_inverted(answer, truth),
+        emitted=_list_emitted(answer, truth, of_leaf),
+        emitted_groups=_list_emitted_groups(answer, true),
+        wrong_first_sure=None
+        if answer.causes is None
+        else _get_wrong_confidence(group, wanted, false),
+        culprit_right=_is_culprit_right(answer, truth, wanted),
+        nobody_right=_is_absent_culprit_right(answer, truth, wanted),
+        both_found=_are_all_faults_named(answer, truth, all_wanted),
+        inverted=_is_blame_inverted(answer, truth),
         false_causes=false,
-        unattributed_ratio=_unattributed(answer, true, null),
+        unattributed_ratio=_measure_unattributed(answer, true, null),
         residual_ns=answer.residual_ns,
-        gain_error=_gain_error(answer, truth, null or wanted.outside_steps),
+        gain_error=_measure_gain_error(answer, truth, null or wanted.outside_steps),
         first_blamed=answer.culprits[0] if answer.culprits else None,
-        notes=_notes(true, all_wanted),
+        notes=_list_notes(true, all_wanted),
     )
 
 
-def _points(ns: Mapping[str, int], whole: int) -> dict[str, float]:
+def _compute_points(ns: Mapping[str, int], whole: int) -> dict[str, float]:
     return {name: 100.0 * value / whole for name, value in ns.items()} if whole else {}
 
 
-def _said_points(answer: Answer) -> dict[str, float]:
+def _sum_group_points(answer: Answer) -> dict[str, float]:
     """Amount of each group: from the table of groups, else from the named causes."""
     if answer.family_ratio is not None:
         return {name: 100.0 * ratio for name, ratio in answer.family_ratio.items()}
@@ -146,27 +154,27 @@ def _said_points(answer: Answer) -> dict[str, float]:
     return out
 
 
-def _group_name(cause: NamedCause, wanted: Wanted) -> str:
-    return wanted.family if wanted.family in meant(cause) else cause.family
+def _find_group(cause: NamedCause, wanted: ExpectedVerdict) -> str:
+    return wanted.family if wanted.family in list_meant_groups(cause) else cause.family
 
 
-def _names_leaves(answer: Answer, wanted: Wanted) -> bool:
+def _names_leaves(answer: Answer, wanted: ExpectedVerdict) -> bool:
     """A tool that never says a leaf, in words of the corpus, does not claim any."""
     return answer.causes is not None and bool(wanted.leaves) and answer.leaves
 
 
-def _leaf_in(cause: NamedCause | None, wanted: Wanted) -> bool:
+def _find_leaf(cause: NamedCause | None, wanted: ExpectedVerdict) -> bool:
     return cause is not None and cause.leaf in wanted.leaves
 
 
-def _emitted(
-    answer: Answer, truth: Truth, wanted: Wanted
+def _list_emitted(
+    answer: Answer, truth: Truth, wanted: ExpectedVerdict
 ) -> tuple[tuple[str, float | None, bool], ...]:
-    inside = _points(_by_cause(truth, outside=False), truth.in_step_ns)
-    outside = _by_cause(truth, outside=True)
+    inside = _compute_points(_sum_by_cause(truth, outside=False), truth.in_step_ns)
+    outside = _sum_by_cause(truth, outside=True)
     out = []
     for cause in answer.causes or ():
-        if cause.leaf is None or (cause.share_ratio is not None and _small(cause.share_ratio)):
+        if cause.leaf is None or (cause.share_ratio is not None and _is_small(cause.share_ratio)):
             continue
         accepted = wanted.leaves if cause.leaf in wanted.leaves else (cause.leaf,)
         if cause.outside_steps:
@@ -181,57 +189,61 @@ def _emitted(
     return tuple(out)
 
 
-def _emitted_groups(
+def _list_emitted_groups(
     answer: Answer, true: Mapping[str, float]
 ) -> tuple[tuple[str, float | None, bool], ...]:
     return tuple(
         (
             cause.family,
             cause.confidence_ratio,
-            sum(true.get(name, 0.0) for name in meant(cause))
+            sum(true.get(name, 0.0) for name in list_meant_groups(cause))
             >= RIGHT_RATIO * 100 * cause.share_ratio,
         )
         for cause in answer.causes or ()
         if cause.leaf is None
         and not cause.outside_steps
         and cause.share_ratio is not None
-        and not _small(cause.share_ratio)
+        and not _is_small(cause.share_ratio)
     )
 
 
-def _wrong_first_sure(
-    first: NamedCause | None, wanted: Wanted, false: tuple[str, ...] | None
+def _get_wrong_confidence(
+    first: NamedCause | None, wanted: ExpectedVerdict, false: tuple[str, ...] | None
 ) -> bool | None:
     if first is None or first.confidence_ratio is None:
         return None if first is not None else False
-    right = wanted.family in meant(first) if wanted.family else first.family not in (false or ())
+    right = (
+        wanted.family in list_meant_groups(first)
+        if wanted.family
+        else first.family not in (false or ())
+    )
     return not right and first.confidence_ratio >= SURE_FROM
 
 
-def _small(share_ratio: float) -> bool:
+def _is_small(share_ratio: float) -> bool:
     return 100.0 * share_ratio < EMITTED_FROM
 
 
-def _by_cause(truth: Truth, outside: bool) -> dict[str, int]:
+def _sum_by_cause(truth: Truth, outside: bool) -> dict[str, int]:
     out: dict[str, int] = {}
     for loss in truth.outside if outside else truth.lost:
         out[loss.cause] = out.get(loss.cause, 0) + loss.ns
     return out
 
 
-def guilty(truth: Truth) -> frozenset[int]:
+def list_culprits(truth: Truth) -> frozenset[int]:
     """Return the ranks at fault, of all that was injected."""
     return frozenset(rank for fault in truth.injected for rank in fault.culprits)
 
 
-def _culprit_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
-    ranks = guilty(truth)
+def _is_culprit_right(answer: Answer, truth: Truth, wanted: ExpectedVerdict) -> bool | None:
+    ranks = list_culprits(truth)
     if answer.culprits is None or wanted.culprit not in ("rank", "node", "several") or not ranks:
         return None
     return bool(answer.culprits) and answer.culprits[0] in ranks
 
 
-def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
+def _is_absent_culprit_right(answer: Answer, truth: Truth, wanted: ExpectedVerdict) -> bool | None:
     if answer.culprits is None or wanted.culprit != "nobody":
         return None
     ranks_ns = sum(
@@ -239,10 +251,10 @@ def _nobody_right(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
     )
     if 100.0 * ranks_ns >= EMITTED_FROM * max(truth.in_step_ns, 1):
         return None  # ranks did cause something, if not what the scenario is about
-    return not answer.culprits or answer.culprits[0] in guilty(truth)
+    return not answer.culprits or answer.culprits[0] in list_culprits(truth)
 
 
-def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
+def _are_all_faults_named(answer: Answer, truth: Truth, wanted: ExpectedVerdict) -> bool | None:
     """Each of several faults has its cause named, with a rank at fault for it first."""
     faults = [fault for fault in truth.injected if fault.culprits]
     if len(faults) < 2 or not wanted.also or answer.culprits is None:
@@ -253,17 +265,17 @@ def _both_found(answer: Answer, truth: Truth, wanted: Wanted) -> bool | None:
         return all(set(leading) & set(fault.culprits) for fault in faults)
     return all(
         any(
-            FAMILY_OF.get(fault.cause) in meant(cause)
+            FAMILY_OF.get(fault.cause) in list_meant_groups(cause)
             and bool(cause.culprits)
             and cause.culprits[0] in fault.culprits
-            and not _small(cause.share_ratio or 1.0)
+            and not _is_small(cause.share_ratio or 1.0)
             for cause in causes
         )
         for fault in faults
     )
 
 
-def _inverted(answer: Answer, truth: Truth) -> bool | None:
+def _is_blame_inverted(answer: Answer, truth: Truth) -> bool | None:
     """The rank blamed first caused next to nothing, while another caused much."""
     if answer.culprits is None or not truth.in_step_ns:
         return None
@@ -271,19 +283,23 @@ def _inverted(answer: Answer, truth: Truth) -> bool | None:
         return False
     caused = {
         rank: 100.0 * ns / truth.in_step_ns
-        for rank, ns in truth.caused_ns().items()
+        for rank, ns in truth.sum_caused_ns().items()
         if rank is not None
     }
     most = max(caused.values(), default=0.0)
     return caused.get(answer.culprits[0], 0.0) < INVERTED_BELOW and most >= INVERTED_ABOVE
 
 
-def _false_causes(
+def _list_false_causes(
     answer: Answer, claimed_points: Mapping[str, float], true: Mapping[str, float], null: bool
 ) -> tuple[str, ...] | None:
     if answer.causes is None and answer.family_ratio is None:
         return None
-    means = {cause.family: meant(cause) for cause in answer.causes or () if not cause.outside_steps}
+    means = {
+        cause.family: list_meant_groups(cause)
+        for cause in answer.causes or ()
+        if not cause.outside_steps
+    }
     out = []
     for name, points in claimed_points.items():
         real = sum(true.get(family, 0.0) for family in set(means.get(name, (name,))))
@@ -293,7 +309,7 @@ def _false_causes(
     return tuple(sorted(out))
 
 
-def _unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> float | None:
+def _measure_unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> float | None:
     """By truth some time has no cause; only what exceeds it counts as unattributed."""
     if null or answer.family_ratio is None or answer.lost_ratio is None:
         return None
@@ -303,7 +319,7 @@ def _unattributed(answer: Answer, true: Mapping[str, float], null: bool) -> floa
     return max(beyond, 0.0) / answer.lost_ratio
 
 
-def _gain_error(answer: Answer, truth: Truth, no_fault_inside: bool) -> float | None:
+def _measure_gain_error(answer: Answer, truth: Truth, no_fault_inside: bool) -> float | None:
     if no_fault_inside or answer.gain_ratio is None:
         return None
     if not truth.step_ns or truth.clean_step_ns is None:
@@ -311,8 +327,8 @@ def _gain_error(answer: Answer, truth: Truth, no_fault_inside: bool) -> float | 
     return 100.0 * (answer.gain_ratio - (1 - truth.clean_step_ns / truth.step_ns))
 
 
-def _notes(true: Mapping[str, float], wanted: Wanted) -> tuple[str, ...]:
-    """What the truth itself holds against the scenario, so that nobody looks for it elsewhere."""
+def _list_notes(true: Mapping[str, float], wanted: ExpectedVerdict) -> tuple[str, ...]:
+    """List how the truth itself differs from what the scenario expects."""
     if not wanted.family or wanted.outside_steps:
         return ()
     named = {name: points for name, points in true.items() if name != UNATTRIBUTED}

@@ -1,4 +1,4 @@
-"""The legs of the score side by side, never averaged: jobs of different origin and visibility.
+"""Scores by origin of the job and by visible signals, side by side and never averaged.
 
 Legs of the corpus come from the stored scores. The others are measured elsewhere and entered by
 hand, one file per leg under `lab/results/legs/`:
@@ -19,9 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.score.figures import wilson
-from clusterprof_lab.score.markdown import LINES, Column, figure, named, scores_of, table
-from clusterprof_lab.score.ours import TOOL
+from clusterprof_lab.score.clusterprof_answer import TOOL
+from clusterprof_lab.score.figures import compute_wilson
+from clusterprof_lab.score.markdown import (
+    LINES,
+    Column,
+    format_column_name,
+    format_figure,
+    format_table,
+    list_scores,
+)
 
 FORMAT, SCHEMA = "clusterprof-leg", 1
 GIVEN: Mapping[str, str] = {"independent-lab": "independent lab", "public-traces": "public traces"}
@@ -110,7 +117,7 @@ def load_given(folder: Path) -> list[Leg]:
 
 def _read_figure(given: Mapping[str, Any]) -> dict[str, Any]:
     if "hits" in given:
-        part = wilson(int(given["hits"]), int(given["n"]))
+        part = compute_wilson(int(given["hits"]), int(given["n"]))
         return {"value": part.value, "low": part.low, "high": part.high, "n": part.n}
     return {"value": float(given["value"]), "low": None, "high": None, "n": given.get("n", "")}
 
@@ -124,11 +131,11 @@ def list_legs(columns: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
     measured: set[tuple[str, str]] = set()
     for column in columns:
         document, testbed = column
-        words = named(column).replace(testbed, _TESTBED_WORDS.get(testbed, testbed), 1)
+        words = format_column_name(column).replace(testbed, _TESTBED_WORDS.get(testbed, testbed), 1)
         if document["slice"] != "full":
             words += f", {document['date']}"
         for mode, (view, hooks) in _HOOKED_MODES.items():
-            scores = scores_of(document, testbed=testbed, tool=TOOL, mode=mode)
+            scores = list_scores(document, testbed=testbed, tool=TOOL, mode=mode)
             if scores:
                 measured.add((testbed, mode))
                 legs.append(Leg(words + view, hooks, scores[0]["figures"]))
@@ -140,19 +147,19 @@ def list_legs(columns: Sequence[Column], given: Sequence[Leg]) -> list[Leg]:
     return sorted(legs, key=Leg.rank)
 
 
-def write_legs(legs: Sequence[Leg]) -> str:
+def format_legs(legs: Sequence[Leg]) -> str:
     """Return the legs as a table, each figure with ✓ or ✗."""
     lines = []
     for leg in legs:
-        cells = [_write_cell(leg, target) for target in LEG_TARGETS]
+        cells = [_format_cell(leg, target) for target in LEG_TARGETS]
         lines.append([leg.name, "yes" if leg.hooks else "no", *cells])
-    return table(["jobs", "hooks", *(target.words for target in LEG_TARGETS)], lines)
+    return format_table(["jobs", "hooks", *(target.words for target in LEG_TARGETS)], lines)
 
 
-def _write_cell(leg: Leg, target: LegTarget) -> str:
+def _format_cell(leg: Leg, target: LegTarget) -> str:
     measured = leg.figures.get(target.figure)
     if measured is None or measured["value"] is None:
         return NOT_MEASURED
     met = target.meets(measured["value"], leg.hooks)
-    text = figure(measured, LINES[target.figure][1], digits=1, trials=measured["n"] != "")
+    text = format_figure(measured, LINES[target.figure][1], digits=1, trials=measured["n"] != "")
     return f"{'✓' if met else '✗'} {text}"

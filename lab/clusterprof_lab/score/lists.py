@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clusterprof_lab.score.markdown import Document, cell, table
+from clusterprof_lab.score.markdown import Document, escape_cell, format_table
 
 
-def ablation(document: Document) -> str:
+def format_ablation(document: Document) -> str:
     """Return the time that moved to another cause when a signal was left out."""
     got = document["ablation"]
     moves = [sideway for sideway in got["sideways"] if not sideway["bound"]]
@@ -24,15 +24,25 @@ def ablation(document: Document) -> str:
         [signal, to, str(len(points)), f"{max(points):.1f}"]
         for (signal, to), points in sorted(counts.items())
     ]
-    return text + "\n" + table(["without", "cause that grew", "cases", "largest, points"], lines)
+    return (
+        text
+        + "\n"
+        + format_table(["without", "cause that grew", "cases", "largest, points"], lines)
+    )
 
 
-def wrongs(document: Document) -> str:
+def format_wrong_answers(document: Document) -> str:
     """Return every run that we were wrong about, in order of mode; of dev only."""
     if document["split"] != "dev":
         return f"{document['wrong_count']} runs and modes, not shown: the split stays unseen.\n"
     lines = [
-        [run["trial"], run["mode"], ", ".join(run["what"]), cell(run["said"]), cell(run["true"])]
+        [
+            run["trial"],
+            run["mode"],
+            ", ".join(run["what"]),
+            escape_cell(run["said"]),
+            escape_cell(run["true"]),
+        ]
         for run in sorted(document["wrong"], key=lambda run: run["mode"])
     ]
-    return table(["run", "mode", "wrong in", "said", "true"], lines)
+    return format_table(["run", "mode", "wrong in", "said", "true"], lines)

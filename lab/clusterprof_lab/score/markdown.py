@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clusterprof_lab.families import FAMILIES
+from clusterprof_lab.score.clusterprof_answer import TOOL
 from clusterprof_lab.score.judge import NOTHING
 from clusterprof_lab.score.metrics import TARGETS
-from clusterprof_lab.score.ours import TOOL
 
 Document = Mapping[str, Any]
 Column = tuple[Document, str]
@@ -60,20 +60,20 @@ NOT_CLAIMED = "not claimed"
 NO_TRIAL = "-"
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def percent(ratio: float, digits: int | None = None) -> str:
+def format_percent(ratio: float, digits: int | None = None) -> str:
     """Return a part without its sign; near 0 and 1 with a decimal: 0.034 is "3", 0.996 "99.6"."""
     if digits is None:
         digits = 1 if 0 < ratio < 0.01 or 0.99 < ratio < 1 else 0
     return f"{100 * ratio:.{digits}f}"
 
 
-def figure(
+def format_figure(
     measured: Mapping[str, Any] | None,
     how: str,
     none: str = NOT_CLAIMED,
@@ -87,7 +87,7 @@ def figure(
     places = digits if how == "part" else 3 if how == "number" else 0 if value > 99 else 1
 
     def written(number: float) -> str:
-        return percent(number, places) if how == "part" else f"{number:.{places}f}"
+        return format_percent(number, places) if how == "part" else f"{number:.{places}f}"
 
     around = [] if low is None else [f"{written(low)}–{written(high)}"]
     around += [str(measured["n"])] if trials else []
@@ -95,7 +95,7 @@ def figure(
     return written(value) + sign + (f" ({'; '.join(around)})" if around else "")
 
 
-def scores_of(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
+def list_scores(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
     """Return the scores that have these values of testbed, tool, mode."""
     return [
         score
@@ -104,8 +104,8 @@ def scores_of(document: Document, **wanted: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def columns(documents: Sequence[Document]) -> list[Column]:
-    """Return what stands side by side: every testbed of every document, undisturbed."""
+def list_columns(documents: Sequence[Document]) -> list[Column]:
+    """List what is shown side by side: every undisturbed testbed of every document."""
     return [
         (document, testbed)
         for document in documents
@@ -114,19 +114,19 @@ def columns(documents: Sequence[Document]) -> list[Column]:
     ]
 
 
-def named(column: Column) -> str:
+def format_column_name(column: Column) -> str:
     """Return what a column is called."""
     document, testbed = column
     size = "" if document["slice"] == "full" else f", {document['slice']}"
     return f"{testbed}, {document['split']}{size}"
 
 
-def runs(documents: Sequence[Document]) -> str:
+def format_runs(documents: Sequence[Document]) -> str:
     """Return what was measured, one line per score and testbed."""
     lines = []
     for document in documents:
         missing = document["coverage"]["not_run"]
-        for score in scores_of(document, tool=TOOL, mode="M0"):
+        for score in list_scores(document, tool=TOOL, mode="M0"):
             testbed, figures = score["testbed"], score["figures"]
             lines.append(
                 [
@@ -141,35 +141,37 @@ def runs(documents: Sequence[Document]) -> str:
                 ]
             )
     head = ["jobs", "split", "slice", "when", "version", "runs", "healthy", "not run"]
-    return table(head, lines)
+    return format_table(head, lines)
 
 
-def not_run(documents: Sequence[Document]) -> str:
+def format_not_run(documents: Sequence[Document]) -> str:
     """Return why runs were not made, reason by reason; "" when all were."""
     why: dict[tuple[str, str], list[str]] = {}
     for document in documents:
         for entry in document["coverage"]["not_run"]:
-            scenarios = why.setdefault((cell(entry["reason"]), entry["testbed"] or "-"), [])
+            scenarios = why.setdefault((escape_cell(entry["reason"]), entry["testbed"] or "-"), [])
             if entry["scenario"] not in scenarios:
                 scenarios.append(entry["scenario"])
     if not why:
         return ""
     lines = [[", ".join(names), testbed, reason] for (reason, testbed), names in why.items()]
-    return table(["not run", "jobs", "reason"], lines)
+    return format_table(["not run", "jobs", "reason"], lines)
 
 
-def targets(documents: Sequence[Document]) -> str:
+def format_targets(documents: Sequence[Document]) -> str:
     """Return every target with what was measured, side by side."""
-    shown = columns(documents)
+    shown = list_columns(documents)
     lines = []
     for target in TARGETS:
         for mode in target.modes:
             cells = []
             for document, testbed in shown:
-                got = scores_of(document, tool=TOOL, mode=mode, testbed=testbed)
+                got = list_scores(document, tool=TOOL, mode=mode, testbed=testbed)
                 asked = got and target.testbed in ("", testbed)
                 measured = got[0]["figures"][target.figure] if asked else None
-                text = figure(measured, LINES[target.figure][1], NO_TRIAL, digits=1, trials=False)
+                text = format_figure(
+                    measured, LINES[target.figure][1], NO_TRIAL, digits=1, trials=False
+                )
                 met = (
                     measured is not None
                     and measured["value"] is not None
@@ -178,15 +180,15 @@ def targets(documents: Sequence[Document]) -> str:
                 cells.append(text if text == NO_TRIAL else f"{'✓' if met else '✗'} {text}")
             if any(cell != NO_TRIAL for cell in cells) or not target.testbed:
                 lines.append([target.name, mode, target.words, *cells])
-    return table(["target", "mode", "wanted", *map(named, shown)], lines)
+    return format_table(["target", "mode", "wanted", *map(format_column_name, shown)], lines)
 
 
-def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
+def format_tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
     """Return all tools below each other, with everything seen (M0), by some figures.
 
     Tools that claim none of these are listed below the table.
     """
-    scores = scores_of(document, testbed=testbed, mode="M0")
+    scores = list_scores(document, testbed=testbed, mode="M0")
     scores.sort(key=lambda score: score["tool"] != TOOL)
     lines, mute = [], []
     for score in scores:
@@ -198,20 +200,20 @@ def tools(document: Document, testbed: str, names: Mapping[str, str]) -> str:
             # where no tool has a figure, no run asked
             asked = any(each["figures"][name]["value"] is not None for each in scores)
             none = NOT_CLAIMED if asked else NO_TRIAL
-            cells.append(figure(score["figures"][name], LINES[name][1], none))
-        tool = f"**{score['tool']}**" if score["tool"] == TOOL else cell(score["tool"])
+            cells.append(format_figure(score["figures"][name], LINES[name][1], none))
+        tool = f"**{score['tool']}**" if score["tool"] == TOOL else escape_cell(score["tool"])
         lines.append([tool, *cells])
-    text = table(["", *names.values()], lines)
+    text = format_table(["", *names.values()], lines)
     if mute:
-        text += "\n" + _filled("These tools claim none of this: " + "; ".join(mute) + ".")
+        text += "\n" + _is_filled("These tools claim none of this: " + "; ".join(mute) + ".")
     return text
 
 
-def _filled(text: str) -> str:
+def _is_filled(text: str) -> str:
     return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def versions(document: Document) -> str:
+def format_versions(document: Document) -> str:
     """Return what the other tools of a table call themselves, where that says more."""
     labels = [
         label
@@ -220,26 +222,26 @@ def versions(document: Document) -> str:
     ]
     if not labels:
         return ""
-    return _filled("Scored versions: " + "; ".join(labels) + ".")
+    return _is_filled("Scored versions: " + "; ".join(labels) + ".")
 
 
-def modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
+def format_modes(document: Document, testbed: str, names: Iterable[str] = tuple(LINES)) -> str:
     """Return our figures in every mode."""
-    scores = scores_of(document, testbed=testbed, tool=TOOL)
+    scores = list_scores(document, testbed=testbed, tool=TOOL)
     lines = [
         [
             LINES[name][0],
             *(
-                figure(score["figures"].get(name), LINES[name][1], NO_TRIAL, trials=False)
+                format_figure(score["figures"].get(name), LINES[name][1], NO_TRIAL, trials=False)
                 for score in scores
             ),
         ]
         for name in names
     ]
-    return table(["", *(score["mode"] for score in scores)], lines)
+    return format_table(["", *(score["mode"] for score in scores)], lines)
 
 
-def confusion(score: Mapping[str, Any]) -> str:
+def format_confusion(score: Mapping[str, Any]) -> str:
     """Return wanted by said, families that occur only."""
     matrix = score["confusion"]
     order = (*FAMILIES, NOTHING)
@@ -253,34 +255,39 @@ def confusion(score: Mapping[str, Any]) -> str:
                 for family, cell in zip(claimed, cells)
             ]
             lines.append([f"**{name}**", *cells])
-    return table(["true \\ said", *(_short(name) for name in claimed)], lines)
+    return format_table(["true \\ said", *(_shorten(name) for name in claimed)], lines)
 
 
-def _short(family: str) -> str:
+def _shorten(family: str) -> str:
     return {"synchronization": "sync", "checkpoint": "ckpt", "unattributed": "none"}.get(
         family, family
     )
 
 
-def by_cause(shown: Sequence[Column]) -> str:
+def format_by_cause(shown: Sequence[Column]) -> str:
     """Return the bucket error of each group, where it is active."""
     groups_by_column = {
-        named(column): scores_of(column[0], testbed=column[1], tool=TOOL, mode="M0")[0]["by_cause"]
+        format_column_name(column): list_scores(column[0], testbed=column[1], tool=TOOL, mode="M0")[
+            0
+        ]["by_cause"]
         for column in shown
     }
     lines = [
         [
             name,
-            *(figure(groups.get(name), "points", NO_TRIAL) for groups in groups_by_column.values()),
+            *(
+                format_figure(groups.get(name), "points", NO_TRIAL)
+                for groups in groups_by_column.values()
+            ),
         ]
         for name in FAMILIES
         if any(name in groups for groups in groups_by_column.values())
     ]
-    return table(["group", *groups_by_column], lines)
+    return format_table(["group", *groups_by_column], lines)
 
 
-def scenarios(shown: Sequence[Column]) -> str:
-    """Return every scenario: group right, leaf right, culprit right, points off."""
+def format_scenarios(shown: Sequence[Column]) -> str:
+    """Format a line per scenario: group right, leaf right, culprit right, error in points."""
     rows: dict[str, dict[int, str]] = {}
     for place, (document, testbed) in enumerate(shown):
         for scenario in document["scenarios"]:
@@ -292,20 +299,22 @@ def scenarios(shown: Sequence[Column]) -> str:
             asked = (scenario["family_top1"], scenario["leaf_top1"], culprit)
             if scenario["group"] == "null":
                 asked = (scenario["no_false_cause"],)
-            off = figure(scenario["bucket_error_active_mean"], "points", NO_TRIAL).split(" (")[0]
-            cell = " · ".join([*map(_hits, asked), off])
+            off = format_figure(scenario["bucket_error_active_mean"], "points", NO_TRIAL).split(
+                " ("
+            )[0]
+            cell = " · ".join([*map(_format_hits, asked), off])
             rows.setdefault(scenario["scenario"], {})[place] = cell
     lines = [
         [name, *(cells.get(place, "") for place in range(len(shown)))]
         for name, cells in rows.items()
     ]
-    return table(["scenario", *map(named, shown)], lines)
+    return format_table(["scenario", *map(format_column_name, shown)], lines)
 
 
-def _hits(measured: Mapping[str, Any]) -> str:
+def _format_hits(measured: Mapping[str, Any]) -> str:
     return NO_TRIAL if measured["hits"] is None else f"{measured['hits']}/{measured['n']}"
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Return a text as a cell of a table can hold it."""
     return " ".join(text.split()).replace("|", "\\|")

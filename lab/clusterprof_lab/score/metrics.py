@@ -8,16 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.score.calibrate import Bin, ece_over, reliability
-from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, part_of, wilson
-from clusterprof_lab.score.judge import NOTHING, Judged
+from clusterprof_lab.score.calibrate import Bin, compute_reliability, estimate_ece
+from clusterprof_lab.score.figures import (
+    NO_FIGURE,
+    Figure,
+    bootstrap_trials,
+    compute_p95,
+    compute_ratio,
+    compute_wilson,
+)
+from clusterprof_lab.score.judge import NOTHING, Judgment
 
 DISTURBED_ABOVE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One run, judged: a trial of one tool in one mode."""
+class JudgedRun:
+    """One judged trial of one tool in one mode."""
 
     trial: str
     scenario: str
@@ -30,7 +37,7 @@ class Row:
     mode: str
     easy: bool | None
     """True when the rule "slowest total compute" names the culprit; None = it was not applied."""
-    judged: Judged
+    judged: Judgment
     said: str = ""
     true: str = ""
     folder: str = ""
@@ -51,27 +58,29 @@ class Score:
     reliability: tuple[Bin, ...]
 
 
-def scored(rows: Sequence[Row]) -> Score:
+def compute_score(rows: Sequence[JudgedRun]) -> Score:
     """Return the figures of one tool, mode and testbed."""
     judged = [row.judged for row in rows]
-    bins, _ = reliability(_claims(judged))
-    return Score(figures_of(rows, FIGURES), _by_cause(judged), _confusion(judged), bins)
+    bins, _ = compute_reliability(_list_claims(judged))
+    return Score(
+        compute_figures(rows, FIGURES), _score_by_cause(judged), _count_confusion(judged), bins
+    )
 
 
-def figures_of(rows: Sequence[Row], names: Iterable[str]) -> dict[str, Figure]:
+def compute_figures(rows: Sequence[JudgedRun], names: Iterable[str]) -> dict[str, Figure]:
     """Return some figures of `FIGURES`, by name."""
     return {name: FIGURES[name](rows) for name in names}
 
 
-def tables(rows: Sequence[Row]) -> dict[tuple[str, str, str], Score]:
+def compute_scores(rows: Sequence[JudgedRun]) -> dict[tuple[str, str, str], Score]:
     """Return the score of every (testbed, tool, mode), in order of first appearance."""
-    sets: dict[tuple[str, str, str], list[Row]] = {}
+    sets: dict[tuple[str, str, str], list[JudgedRun]] = {}
     for row in rows:
         sets.setdefault((row.testbed, row.tool, row.mode), []).append(row)
-    return {key: scored(group) for key, group in sets.items()}
+    return {key: compute_score(group) for key, group in sets.items()}
 
 
-def wrong(row: Row) -> tuple[str, ...]:
+def list_errors(row: JudgedRun) -> tuple[str, ...]:
     """Return in what a run is wrong, for the list of runs to go and look at."""
     run = row.judged
     asked: dict[str, bool | None] = {
@@ -81,7 +90,7 @@ def wrong(row: Row) -> tuple[str, ...]:
         "blamed though nobody's": run.nobody_right,
         "not both": run.both_found,
         "inversion": None if run.inverted is None else not run.inverted,
-        "residual": _whole(run),
+        "residual": _is_complete(run),
     }
     out = [name for name, right in asked.items() if right is False]
     out += [f"false {name}" for name in run.false_causes or ()]
@@ -96,39 +105,39 @@ NO_LEAVES = ("M2", "M3")
 """Modes in which to stop at the group is all that can be done."""
 
 
-def _dominant(run: Judged) -> bool | None:
+def _is_leaf_right(run: Judgment) -> bool | None:
     """Right or wrong, where a leaf was named first."""
     return run.leaf_top1 if run.said_leaf is not None else None
 
 
-def _precision(judged: Sequence[Judged]) -> Figure:
+def _compute_precision(judged: Sequence[Judgment]) -> Figure:
     right = [right for run in judged for _, _, right in run.emitted]
-    return wilson(sum(right), len(right))
+    return compute_wilson(sum(right), len(right))
 
 
-def _false(run: Judged) -> bool | None:
+def _count_false(run: Judgment) -> bool | None:
     return None if run.false_causes is None else bool(run.false_causes)
 
 
-def _whole(run: Judged) -> bool | None:
+def _is_complete(run: Judgment) -> bool | None:
     return None if run.residual_ns is None else run.residual_ns == 0
 
 
-def _largest_residual(judged: Sequence[Judged]) -> Figure:
+def _find_largest_residual(judged: Sequence[Judgment]) -> Figure:
     known = [abs(run.residual_ns) for run in judged if run.residual_ns is not None]
     return Figure(float(max(known)), None, None, len(known)) if known else NO_FIGURE
 
 
-def _by_cause(judged: Sequence[Judged]) -> dict[str, Figure]:
+def _score_by_cause(judged: Sequence[Judgment]) -> dict[str, Figure]:
     out = {}
     for name in FAMILIES:
         trials = [[run.errors[name]] for run in judged if run.errors and name in run.active]
         if trials:
-            out[name] = over_trials(trials)
+            out[name] = bootstrap_trials(trials)
     return out
 
 
-def _confusion(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
+def _count_confusion(judged: Sequence[Judgment]) -> dict[str, dict[str, int]]:
     out: dict[str, dict[str, int]] = {}
     for run in judged:
         if run.said is not None:
@@ -137,7 +146,7 @@ def _confusion(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
     return out
 
 
-def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
+def _list_claims(judged: Sequence[Judgment]) -> list[tuple[float, bool]]:
     return [
         (sure, right)
         for run in judged
@@ -146,11 +155,11 @@ def _claims(judged: Sequence[Judged]) -> list[tuple[float, bool]]:
     ]
 
 
-def _ece(rows: Sequence[Row]) -> Figure:
-    return ece_over([_claims([row.judged]) for row in rows])
+def _estimate_ece(rows: Sequence[JudgedRun]) -> Figure:
+    return estimate_ece([_list_claims([row.judged]) for row in rows])
 
 
-def _errors(rows: Sequence[Row], active: bool) -> list[list[float]]:
+def _list_errors(rows: Sequence[JudgedRun], active: bool) -> list[list[float]]:
     return [
         [value for name, value in errors.items() if not active or name in row.judged.active]
         for row in rows
@@ -158,50 +167,52 @@ def _errors(rows: Sequence[Row], active: bool) -> list[list[float]]:
     ]
 
 
-def _each(ask: Callable[[Judged], bool | None]) -> Callable[[Sequence[Row]], Figure]:
-    return lambda rows: part_of([ask(row.judged) for row in rows])
+def _make_ratio(ask: Callable[[Judgment], bool | None]) -> Callable[[Sequence[JudgedRun]], Figure]:
+    return lambda rows: compute_ratio([ask(row.judged) for row in rows])
 
 
-def _culprits(rows: Sequence[Row], easy: bool) -> Figure:
-    return part_of([row.judged.culprit_right for row in rows if bool(row.easy) == easy])
+def _score_culprits(rows: Sequence[JudgedRun], easy: bool) -> Figure:
+    return compute_ratio([row.judged.culprit_right for row in rows if bool(row.easy) == easy])
 
 
-def _falsely(rows: Sequence[Row], null: bool) -> Figure:
-    return part_of([_false(row.judged) for row in rows if (row.judged.wanted == NOTHING) == null])
+def _score_false_alarms(rows: Sequence[JudgedRun], null: bool) -> Figure:
+    return compute_ratio(
+        [_count_false(row.judged) for row in rows if (row.judged.wanted == NOTHING) == null]
+    )
 
 
-def _means(ask: Callable[[Judged], float | None]) -> Callable[[Sequence[Row]], Figure]:
-    def mean(rows: Sequence[Row]) -> Figure:
+def _make_mean(ask: Callable[[Judgment], float | None]) -> Callable[[Sequence[JudgedRun]], Figure]:
+    def mean(rows: Sequence[JudgedRun]) -> Figure:
         known = [value for row in rows if (value := ask(row.judged)) is not None]
-        return over_trials([[abs(value)] for value in known])
+        return bootstrap_trials([[abs(value)] for value in known])
 
     return mean
 
 
-FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = {
-    "bucket_error_mean": lambda rows: over_trials(_errors(rows, False)),
-    "bucket_error_p95": lambda rows: over_trials(_errors(rows, False), p95),
-    "bucket_error_active_mean": lambda rows: over_trials(_errors(rows, True)),
-    "bucket_error_active_p95": lambda rows: over_trials(_errors(rows, True), p95),
-    "family_top1": _each(lambda run: run.family_right),
-    "leaf_top1": _each(lambda run: run.leaf_top1),
-    "leaf_top2": _each(lambda run: run.leaf_top2),
-    "leaf_abstained": _each(lambda run: run.abstained),
-    "leaf_precision": _each(_dominant),
-    "leaf_precision_all": lambda rows: _precision([row.judged for row in rows]),
-    "culprit_top1": lambda rows: _culprits(rows, False),
-    "culprit_top1_easy": lambda rows: _culprits(rows, True),
-    "nobody_blamed": _each(lambda run: run.nobody_right),
-    "both_found": _each(lambda run: run.both_found),
-    "inversions": _each(lambda run: run.inverted),
-    "false_on_nulls": lambda rows: _falsely(rows, True),
-    "false_anywhere": lambda rows: _falsely(rows, False),
-    "unattributed": _means(lambda run: run.unattributed_ratio),
-    "ece": _ece,
-    "wrong_first_sure": _each(lambda run: run.wrong_first_sure),
-    "conserved": _each(_whole),
-    "residual_ns": lambda rows: _largest_residual([row.judged for row in rows]),
-    "gain_error": _means(lambda run: run.gain_error),
+FIGURES: Mapping[str, Callable[[Sequence[JudgedRun]], Figure]] = {
+    "bucket_error_mean": lambda rows: bootstrap_trials(_list_errors(rows, False)),
+    "bucket_error_p95": lambda rows: bootstrap_trials(_list_errors(rows, False), compute_p95),
+    "bucket_error_active_mean": lambda rows: bootstrap_trials(_list_errors(rows, True)),
+    "bucket_error_active_p95": lambda rows: bootstrap_trials(_list_errors(rows, True), compute_p95),
+    "family_top1": _make_ratio(lambda run: run.family_right),
+    "leaf_top1": _make_ratio(lambda run: run.leaf_top1),
+    "leaf_top2": _make_ratio(lambda run: run.leaf_top2),
+    "leaf_abstained": _make_ratio(lambda run: run.abstained),
+    "leaf_precision": _make_ratio(_is_leaf_right),
+    "leaf_precision_all": lambda rows: _compute_precision([row.judged for row in rows]),
+    "culprit_top1": lambda rows: _score_culprits(rows, False),
+    "culprit_top1_easy": lambda rows: _score_culprits(rows, True),
+    "nobody_blamed": _make_ratio(lambda run: run.nobody_right),
+    "both_found": _make_ratio(lambda run: run.both_found),
+    "inversions": _make_ratio(lambda run: run.inverted),
+    "false_on_nulls": lambda rows: _score_false_alarms(rows, True),
+    "false_anywhere": lambda rows: _score_false_alarms(rows, False),
+    "unattributed": _make_mean(lambda run: run.unattributed_ratio),
+    "ece": _estimate_ece,
+    "wrong_first_sure": _make_ratio(lambda run: run.wrong_first_sure),
+    "conserved": _make_ratio(_is_complete),
+    "residual_ns": lambda rows: _find_largest_residual([row.judged for row in rows]),
+    "gain_error": _make_mean(lambda run: run.gain_error),
 }
 
 
@@ -219,31 +230,35 @@ class Target:
     """"" = any."""
 
 
-def _least(bound: float) -> Callable[[float], bool]:
+def _make_lower_bound(bound: float) -> Callable[[float], bool]:
     return lambda value: value >= bound
 
 
-def _most(bound: float) -> Callable[[float], bool]:
+def _make_upper_bound(bound: float) -> Callable[[float], bool]:
     return lambda value: value <= bound + float(np.finfo(float).eps)
 
 
 EVERY_MODE = ("M0", "M1", "M2", "M3", "M4", "D0", "D2")
 TARGETS: tuple[Target, ...] = (
-    Target("Conservation residual 0 ns", "conserved", _least(1.0), "100 %", EVERY_MODE),
-    Target("Bucket error, mean", "bucket_error_active_mean", _most(1.0), "≤ 1.0"),
-    Target("Bucket error, p95", "bucket_error_active_p95", _most(2.0), "≤ 2.0"),
-    Target("Bucket error, mean", "bucket_error_active_mean", _most(1.5), "≤ 1.5", ("M1",)),
-    Target("Bucket error, mean", "bucket_error_active_mean", _most(3.0), "≤ 3.0", ("M2",)),
-    Target("Dominant cause", "family_top1", _least(0.95), "≥ 95 %"),
-    Target("Dominant cause", "family_top1", _least(0.85), "≥ 85 %", ("M2",)),
-    Target("Leaf, first", "leaf_top1", _least(0.90), "≥ 90 %"),
-    Target("Culprit rank", "culprit_top1", _least(0.97), "≥ 97 %", testbed="real"),
-    Target("Culprit rank", "culprit_top1", _least(0.99), "≥ 99 %", testbed="synth"),
-    Target("Two culprits, both found", "both_found", _least(0.95), "≥ 95 %"),
-    Target("Inversions", "inversions", _most(0.005), "≤ 0.5 %"),
-    Target("False cause of 3 points on nulls", "false_on_nulls", _most(0.01), "≤ 1 %"),
-    Target("Unattributed, of lost", "unattributed", _most(0.05), "≤ 5 %"),
-    Target("Unattributed, of lost", "unattributed", _most(0.15), "≤ 15 %", ("M1",)),
-    Target("Leaf precision when emitted", "leaf_precision_all", _least(0.95), "≥ 95 %"),
-    Target("Calibration error (ECE)", "ece", _most(0.05), "≤ 0.05"),
+    Target("Conservation residual 0 ns", "conserved", _make_lower_bound(1.0), "100 %", EVERY_MODE),
+    Target("Bucket error, mean", "bucket_error_active_mean", _make_upper_bound(1.0), "≤ 1.0"),
+    Target("Bucket error, p95", "bucket_error_active_p95", _make_upper_bound(2.0), "≤ 2.0"),
+    Target(
+        "Bucket error, mean", "bucket_error_active_mean", _make_upper_bound(1.5), "≤ 1.5", ("M1",)
+    ),
+    Target(
+        "Bucket error, mean", "bucket_error_active_mean", _make_upper_bound(3.0), "≤ 3.0", ("M2",)
+    ),
+    Target("Dominant cause", "family_top1", _make_lower_bound(0.95), "≥ 95 %"),
+    Target("Dominant cause", "family_top1", _make_lower_bound(0.85), "≥ 85 %", ("M2",)),
+    Target("Leaf, first", "leaf_top1", _make_lower_bound(0.90), "≥ 90 %"),
+    Target("Culprit rank", "culprit_top1", _make_lower_bound(0.97), "≥ 97 %", testbed="real"),
+    Target("Culprit rank", "culprit_top1", _make_lower_bound(0.99), "≥ 99 %", testbed="synth"),
+    Target("Two culprits, both found", "both_found", _make_lower_bound(0.95), "≥ 95 %"),
+    Target("Inversions", "inversions", _make_upper_bound(0.005), "≤ 0.5 %"),
+    Target("False cause of 3 points on nulls", "false_on_nulls", _make_upper_bound(0.01), "≤ 1 %"),
+    Target("Unattributed, of lost", "unattributed", _make_upper_bound(0.05), "≤ 5 %"),
+    Target("Unattributed, of lost", "unattributed", _make_upper_bound(0.15), "≤ 15 %", ("M1",)),
+    Target("Leaf precision when emitted", "leaf_precision_all", _make_lower_bound(0.95), "≥ 95 %"),
+    Target("Calibration error (ECE)", "ece", _make_upper_bound(0.05), "≤ 0.05"),
 )

@@ -14,10 +14,15 @@ from pathlib import Path
 
 from clusterprof.probe import layout
 from clusterprof_lab.families import FAMILY_OF
-from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.scenario import ExpectedVerdict
 from clusterprof_lab.score.driver import DriverView
-from clusterprof_lab.score.judge import guilty
-from clusterprof_lab.score.rewrite import ALL_SPANS, OF_COLLECTIVES, Less, rewrite
+from clusterprof_lab.score.judge import list_culprits
+from clusterprof_lab.score.rewrite import (
+    ALL_SPANS,
+    OF_COLLECTIVES,
+    RemovedSignals,
+    rewrite_recording,
+)
 from clusterprof_lab.truth import OTHER, Lost, Truth
 
 DRIVER_MODES = ("D0", "D2")
@@ -32,46 +37,54 @@ DEVICE_SPANS = frozenset(
 )
 """Spans that need hooks on CUDA."""
 _LESS = {
-    "D0": Less("D0", "the driver's view, no spans of the device", DEVICE_SPANS),
-    "D2": Less("D2", "the driver's view, no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
-    "M1": Less(
+    "D0": RemovedSignals("D0", "the driver's view, no spans of the device", DEVICE_SPANS),
+    "D2": RemovedSignals(
+        "D2", "the driver's view, no spans at all", ALL_SPANS, events=OF_COLLECTIVES
+    ),
+    "M1": RemovedSignals(
         "M1", "no collectives, no forward and backward", COLLECTIVE_SPANS, events=OF_COLLECTIVES
     ),
-    "M2": Less("M2", "no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
-    "M3": Less("M3", "NVML alone", ALL_SPANS, only_sources=GPU_SOURCES, events=OF_COLLECTIVES),
+    "M2": RemovedSignals("M2", "no spans at all", ALL_SPANS, events=OF_COLLECTIVES),
+    "M3": RemovedSignals(
+        "M3", "NVML alone", ALL_SPANS, only_sources=GPU_SOURCES, events=OF_COLLECTIVES
+    ),
 }
 
 
-def in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
+def rewrite_for_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Path:
     """Return the recording as it is in a mode: itself in M0, else rewritten in `folder`."""
     if mode == "M0":
         return recording
     if mode == "M4":
-        rank = rank_alone(truth)
-        return rewrite(recording, folder, Less("M4", f"rank {rank} alone", rank=rank))
+        rank = find_visible_rank(truth)
+        return rewrite_recording(
+            recording, folder, RemovedSignals("M4", f"rank {rank} alone", rank=rank)
+        )
     if mode in DRIVER_MODES:
         run = recording.parent
-        return rewrite(
+        return rewrite_recording(
             recording, folder, _LESS[mode], lambda node: DriverView(truth, run, node).convert
         )
-    return rewrite(recording, folder, _LESS[mode])
+    return rewrite_recording(recording, folder, _LESS[mode])
 
 
-def rank_alone(truth: Truth) -> int:
+def find_visible_rank(truth: Truth) -> int:
     """Return the rank that M4 sees: in every other run a culprit, else a bystander."""
     ranks = sorted(place.rank for place in truth.places)
-    at_fault = [rank for rank in ranks if rank in guilty(truth)]
-    others = [rank for rank in ranks if rank not in guilty(truth)]
+    at_fault = [rank for rank in ranks if rank in list_culprits(truth)]
+    others = [rank for rank in ranks if rank not in list_culprits(truth)]
     chosen = at_fault if truth.seed % 2 == 0 else others
     return (chosen or ranks)[0]
 
 
-def true_in_mode(truth: Truth, wanted: Wanted, mode: str) -> tuple[Truth, Wanted]:
-    """Return what can be true in a mode: one rank alone knows not whom it waited for."""
+def restrict_truth(
+    truth: Truth, wanted: ExpectedVerdict, mode: str
+) -> tuple[Truth, ExpectedVerdict]:
+    """Restrict the truth to what a mode can show: a rank alone does not know whom it waits for."""
     if mode != "M4":
         return truth, wanted
-    rank = rank_alone(truth)
-    lost = tuple(_seen_alone(loss, rank) for loss in truth.lost if loss.rank == rank)
+    rank = find_visible_rank(truth)
+    lost = tuple(_restrict_loss(loss, rank) for loss in truth.lost if loss.rank == rank)
     injected = tuple(
         replace(fault, culprits=(rank,)) for fault in truth.injected if rank in fault.culprits
     )
@@ -82,16 +95,16 @@ def true_in_mode(truth: Truth, wanted: Wanted, mode: str) -> tuple[Truth, Wanted
         outside=tuple(loss for loss in truth.outside if loss.rank == rank),
         injected=injected,
     )
-    return seen, _wanted_alone(seen, wanted)
+    return seen, _restrict_expected(seen, wanted)
 
 
-def _seen_alone(loss: Lost, rank: int) -> Lost:
+def _restrict_loss(loss: Lost, rank: int) -> Lost:
     if loss.culprit in (rank, None):
         return loss
     return replace(loss, cause=UNKNOWN_PEER, culprit=None)
 
 
-def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
+def _restrict_expected(seen: Truth, wanted: ExpectedVerdict) -> ExpectedVerdict:
     """What cost this rank most is what should come first; nobody else can be named."""
     if not wanted.family or wanted.outside_steps:
         return replace(wanted, culprit="nobody" if not seen.injected else "rank", also=())
@@ -100,7 +113,7 @@ def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
         if loss.cause != OTHER:
             by_cause[loss.cause] = by_cause.get(loss.cause, 0) + loss.ns
     if not by_cause:
-        return Wanted("", (), "nobody")
+        return ExpectedVerdict("", (), "nobody")
     by_family: dict[str, int] = {}
     for cause, ns in by_cause.items():
         by_family[FAMILY_OF[cause]] = by_family.get(FAMILY_OF[cause], 0) + ns
@@ -108,4 +121,4 @@ def _wanted_alone(seen: Truth, wanted: Wanted) -> Wanted:
     if family == wanted.family and family != "synchronization":
         return replace(wanted, culprit="rank" if seen.injected else "everybody", also=())
     mine = {cause: ns for cause, ns in by_cause.items() if FAMILY_OF[cause] == family}
-    return Wanted(family, (max(mine, key=lambda name: mine[name]),), "everybody")
+    return ExpectedVerdict(family, (max(mine, key=lambda name: mine[name]),), "everybody")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof_lab.score import legs, lists, markdown
+from clusterprof_lab.score.clusterprof_answer import TOOL
 from clusterprof_lab.score.document import FORMAT, SCHEMA
 from clusterprof_lab.score.markdown import OF_CAUSES, OF_CULPRITS, Document
-from clusterprof_lab.score.ours import TOOL
-from clusterprof_lab.score.picture import reliability_picture
+from clusterprof_lab.score.picture import draw_reliability
 from clusterprof_lab.score.prose import (
     CONFIDENCE,
     HEAD,
@@ -28,7 +28,7 @@ from clusterprof_lab.score.prose import (
     REDO,
     SCENARIOS,
     TARGETS,
-    headline,
+    make_headline,
 )
 
 LAB = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ _IN_MODES = (
 )
 
 
-def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
+def load_results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
     """Return the stored scores, those that count first; ValueError for one of another format."""
     out = []
     for path in sorted(folder.glob("*.json")):
@@ -64,96 +64,96 @@ def results(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
     return sorted(out, key=lambda score: (score["split"] != "test", score["slice"] != "full"))
 
 
-def pages(folder: Path = RESULTS) -> dict[str, str]:
+def make_pages(folder: Path = RESULTS) -> dict[str, str]:
     """Return path -> text of the page and of its picture."""
-    documents = results(folder)
+    documents = load_results(folder)
     given = legs.load_given(folder / "legs")
-    text = "\n".join(_page(documents, given)) if documents else HEAD + NONE
-    return {PAGE: text, PICTURE: reliability_picture(_curves(documents))}
+    text = "\n".join(_make_page(documents, given)) if documents else HEAD + NONE
+    return {PAGE: text, PICTURE: draw_reliability(_list_curves(documents))}
 
 
 _CURVES = {"M0": "", "M2": ", no spans", "M4": ", one rank", "D0": ", driver's view"}
 """Mode with a curve -> its caption; one for each kind of visibility."""
 
 
-def _curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
-    columns = markdown.columns(documents)
+def _list_curves(documents: Sequence[Document]) -> list[tuple[str, Sequence[Any]]]:
+    columns = markdown.list_columns(documents)
     return [
-        (markdown.named(column) + words, score["reliability"])
+        (markdown.format_column_name(column) + words, score["reliability"])
         for column in columns
         for mode, words in _CURVES.items()
         if mode == "M0" or column is columns[0]
-        for score in markdown.scores_of(column[0], tool=TOOL, mode=mode, testbed=column[1])
+        for score in markdown.list_scores(column[0], tool=TOOL, mode=mode, testbed=column[1])
         if score["reliability"]
     ]
 
 
-def _page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[str]:
+def _make_page(documents: Sequence[Document], given: Sequence[legs.Leg]) -> Iterator[str]:
     """The stored score that counts most in full; the others in extra columns."""
-    shown = markdown.columns(documents)
+    shown = markdown.list_columns(documents)
     first = shown[0][0] if shown else documents[0]
     at_length = [column for column in shown if column[0] is first]
     yield HEAD
     yield "## Legs\n"
     yield LEGS
     same_split = [column for column in shown if column[0]["split"] == first["split"]]
-    yield legs.write_legs(legs.list_legs(same_split, given))
+    yield legs.format_legs(legs.list_legs(same_split, given))
     yield "## The corpus\n"
-    yield headline(at_length)
-    yield markdown.runs(documents)
+    yield make_headline(at_length)
+    yield markdown.format_runs(documents)
     yield "## Targets\n"
     yield TARGETS
-    yield markdown.targets(documents)
+    yield markdown.format_targets(documents)
     yield "## All tools side by side\n"
     yield READ_TOOLS
     for column in at_length:
-        yield f"**Causes: {markdown.named(column)}**\n"
-        yield markdown.tools(*column, OF_CAUSES)
-        yield f"**Culprits: {markdown.named(column)}**\n"
-        yield markdown.tools(*column, OF_CULPRITS)
-    yield markdown.versions(first)
+        yield f"**Causes: {markdown.format_column_name(column)}**\n"
+        yield markdown.format_tools(*column, OF_CAUSES)
+        yield f"**Culprits: {markdown.format_column_name(column)}**\n"
+        yield markdown.format_tools(*column, OF_CULPRITS)
+    yield markdown.format_versions(first)
     yield "## With fewer signals\n"
     yield MODES
     for column in at_length:
-        yield f"**{markdown.named(column)}**\n"
-        yield markdown.modes(*column, _IN_MODES)
+        yield f"**{markdown.format_column_name(column)}**\n"
+        yield markdown.format_modes(*column, _IN_MODES)
     yield "## Confusion between groups\n"
     for column in at_length:
-        yield f"**{markdown.named(column)}** (runs; M0)\n"
-        for score in markdown.scores_of(column[0], tool=TOOL, mode="M0", testbed=column[1]):
-            yield markdown.confusion(score)
+        yield f"**{markdown.format_column_name(column)}** (runs; M0)\n"
+        for score in markdown.list_scores(column[0], tool=TOOL, mode="M0", testbed=column[1]):
+            yield markdown.format_confusion(score)
     yield "## Confidence\n"
     yield CONFIDENCE
     yield f"![Reliability curve: confidence said against part right]({Path(PICTURE).name})\n"
-    yield from _details(documents, first, shown)
+    yield from _make_details(documents, first, shown)
 
 
-def _details(
+def _make_details(
     documents: Sequence[Document], first: Document, shown: Sequence[markdown.Column]
 ) -> Iterator[str]:
     yield "## Errors by group\n"
-    yield markdown.by_cause(shown)
+    yield markdown.format_by_cause(shown)
     yield "## Every scenario\n"
     yield SCENARIOS
-    yield markdown.scenarios(shown)
+    yield markdown.format_scenarios(shown)
     yield "## One signal less\n"
-    yield lists.ablation(first)
+    yield lists.format_ablation(first)
     if first["split"] == "dev":  # the other split is not looked at
         yield "## Where it is wrong\n"
         full = [run for run in first["wrong"] if run["mode"] == "M0"]
         first_wrong = {**first, "wrong": full[:MOST_WRONG]}
         yield f"Of {first['wrong_count']} runs and modes the first with everything seen.\n"
-        yield lists.wrongs(first_wrong)
+        yield lists.format_wrong_answers(first_wrong)
     yield "## Not covered\n"
-    missing = markdown.not_run(documents)
+    missing = markdown.format_not_run(documents)
     yield NOT_COVERED + (MISSING if missing else "")
     if missing:
         yield missing
     yield REDO
 
 
-def store(score: Path, folder: Path = RESULTS) -> Path:
-    """Keep a score for the page, named after split and slice, without what is for going to look."""
+def store_score(score: Path, folder: Path = RESULTS) -> Path:
+    """Store a score for the page, named after split and slice, without the lists for debugging."""
     document = json.loads(score.read_text(encoding="utf-8"))
     document["claims"] = []
     full = [run for run in document["wrong"] if run["mode"] == "M0"]
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m clusterprof_lab.score.page --store SCORE.json…", file=sys.stderr)
         return 2
     for name in argv[1:]:
-        print(f"stored {store(Path(name)).name}; now `make docs`")
+        print(f"stored {store_score(Path(name)).name}; now `make docs`")
     return 0
 
 

@@ -57,10 +57,10 @@ class Truth:
     """The same of another such job: with the noise of the turns with the fault."""
 
 
-def turns_of(folder: Path) -> list[Turn]:
+def read_turns(folder: Path) -> list[Turn]:
     """Read the turns of a job, without their first steps; ValueError if it is no such job."""
-    job = document_of(folder)
-    ends = _ends(folder / "stopwatches")
+    job = read_document(folder)
+    ends = _read_step_ends(folder / "stopwatches")
     steps, length, first = len(ends[0]), job["in_turns"], job["warm_up"]
     on = [first <= step and (step - first) // length % 4 in (1, 2) for step in range(steps)]
     whole = first + length * job["blocks"]
@@ -76,7 +76,7 @@ def turns_of(folder: Path) -> list[Turn]:
     return out
 
 
-def document_of(folder: Path) -> dict[str, Any]:
+def read_document(folder: Path) -> dict[str, Any]:
     """Read what is known of a job."""
     document: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if document.get("format") != FORMAT or document.get("schema") != SCHEMA:
@@ -84,7 +84,7 @@ def document_of(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _ends(folder: Path) -> list[list[int]]:
+def _read_step_ends(folder: Path) -> list[list[int]]:
     """Return when each step was over, by rank."""
     out = []
     for path in sorted(folder.glob("rank-*.jsonl")):
@@ -93,10 +93,10 @@ def _ends(folder: Path) -> list[list[int]]:
     return out
 
 
-def truth_of(turns: Sequence[Turn]) -> Truth:
+def compute_truth(turns: Sequence[Turn]) -> Truth:
     """Return what the fault cost, and how sure that is."""
-    with_ns, with_variance, with_count = _mean(turns, True)
-    without_ns, without_variance, without_count = _mean(turns, False)
+    with_ns, with_variance, with_count = _estimate_mean(turns, True)
+    without_ns, without_variance, without_count = _estimate_mean(turns, False)
     ratio = without_ns / with_ns
     # Of the steps that were not trained without the fault, and of those by which they are guessed.
     own = without_variance / with_count + without_variance / without_count
@@ -107,33 +107,35 @@ def truth_of(turns: Sequence[Turn]) -> Truth:
     )
     return Truth(
         100 * (1 - ratio),
-        100 * _t(without_count - 1) * error,
-        100 * _t(min(with_count, without_count) - 1) * varies,
+        100 * _find_t_quantile(without_count - 1) * error,
+        100 * _find_t_quantile(min(with_count, without_count) - 1) * varies,
     )
 
 
-def _t(free: int) -> float:
+def _find_t_quantile(free: int) -> float:
     return _T_975[free - 1] if 0 < free <= len(_T_975) else 2.1
 
 
-def _mean(turns: Sequence[Turn], on: bool) -> tuple[float, float, int]:
+def _estimate_mean(turns: Sequence[Turn], on: bool) -> tuple[float, float, int]:
     """Return the mean step of one half, the variance of stretches, and how many there are."""
     half = [turn.steps_ns for turn in turns if turn.on == on]
     mean = sum(map(sum, half)) / sum(map(len, half))
-    draws = [sum(part) / len(part) for row in half for part in _stretches(row)]
+    draws = [sum(part) / len(part) for row in half for part in _split_turn(row)]
     return mean, sum((d - mean) ** 2 for d in draws) / max(len(draws) - 1, 1), len(draws)
 
 
-def _stretches(row: Sequence[float]) -> Iterator[Sequence[float]]:
+def _split_turn(row: Sequence[float]) -> Iterator[Sequence[float]]:
     """Cut a turn into stretches; what is left over at its end goes with the last."""
     count = max(1, len(row) // STRETCH_STEPS)
     for at in range(count):
         yield row[at * STRETCH_STEPS : (at + 1) * STRETCH_STEPS if at + 1 < count else len(row)]
 
 
-def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, ...], float]:
+def find_predictions(
+    folder: Path, turns: Sequence[Turn], pair: Any
+) -> tuple[tuple[str, ...], float]:
     """Return the findings that name the fault in its turns, and what fixing them would win."""
-    from clusterprof_lab.score.whatif import predicted
+    from clusterprof_lab.score.whatif import find_predicted_gain
 
     named: list[str] = []
     saved = whole = 0.0
@@ -148,16 +150,16 @@ def said_of(folder: Path, turns: Sequence[Turn], pair: Any) -> tuple[tuple[str, 
         length = report.impact.job_ns if report.impact is not None else None
         if not length:
             continue
-        causes, points, _, _ = predicted(report, pair)
+        causes, points, _, _ = find_predicted_gain(report, pair)
         named += [name for name in causes if name not in named]
         saved += points * length
         whole += length
     return tuple(named), saved / whole if whole else 0.0
 
 
-def pair_of(document: Mapping[str, Any], corpus: Mapping[str, Scenario]) -> Any:
+def make_pair(document: Mapping[str, Any], corpus: Mapping[str, Scenario]) -> Any:
     """Return which findings name the fault of a job."""
-    from clusterprof_lab.score.pairing import REMOVED, Pair
+    from clusterprof_lab.score.clean_runs import REMOVED, Pair
 
     wanted = corpus[document["scenario"]].wanted
     leaves = (*wanted.leaves, *(leaf for _, leaf in wanted.also))

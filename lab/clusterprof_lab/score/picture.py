@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterprof_lab.score.figures import wilson
+from clusterprof_lab.score.figures import compute_wilson
 
 _LEFT, _TOP, _SIDE = 64, 24, 320
 _WIDTH, _HEIGHT = 700, 400
@@ -29,39 +29,50 @@ text { fill: #e6edf3; } .axis { stroke: #8b949e; } .grid { stroke: #30363d; }
 _COLOURS = 6
 
 
-def reliability_picture(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
-    """Draw curves of (name, bins): confidence said from left to right, part right upwards."""
+def draw_reliability(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
+    """Draw curves of (name, bins): stated confidence on the x axis, share of right answers on the y
+    axis."""
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         'aria-label="Confidence said against part that was right">',
         _STYLE,
         f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        *_frame(),
+        *_draw_frame(),
     ]
     for number, (name, bins) in enumerate(curves):
-        out += _curve(f"c{number % _COLOURS}", bins)
+        out += _draw_curve(f"c{number % _COLOURS}", bins)
         y = _TOP + 24 + 22 * number
         x = _LEFT + _SIDE + 24
         out.append(f'<circle class="c{number % _COLOURS}" cx="{x}" cy="{y - 4}" r="5"/>')
         claims = sum(bin_["n"] for bin_ in bins)
-        out.append(f'<text x="{x + 14}" y="{y}">{_safe(name)} ({claims} claims)</text>')
+        out.append(f'<text x="{x + 14}" y="{y}">{_escape_text(name)} ({claims} claims)</text>')
     if not curves:
         out.append(f'<text x="{_LEFT + 24}" y="{_TOP + 40}">no score has been stored yet</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def _frame() -> list[str]:
+def _draw_frame() -> list[str]:
     out = []
     for tenth in range(0, 11, 2):
         at = tenth / 10
-        x, y = _x(at), _y(at)
-        out.append(f'<path class="grid" d="M{x} {_y(0)}V{_y(1)}M{_x(0)} {y}H{_x(1)}"/>')
-        out.append(f'<text x="{x}" y="{_y(0) + 18}" text-anchor="middle">{at:.1f}</text>')
-        out.append(f'<text x="{_x(0) - 8}" y="{y + 4}" text-anchor="end">{at:.1f}</text>')
-    out.append(f'<rect class="axis" x="{_x(0)}" y="{_y(1)}" width="{_SIDE}" height="{_SIDE}"/>')
-    out.append(f'<path class="ideal" d="M{_x(0)} {_y(0)}L{_x(1)} {_y(1)}"/>')
+        x, y = _scale_x(at), _scale_y(at)
+        out.append(
+            f'<path class="grid" d="M{x} {_scale_y(0)}V{_scale_y(1)}'
+            f'M{_scale_x(0)} {y}H{_scale_x(1)}"/>'
+        )
+        out.append(f'<text x="{x}" y="{_scale_y(0) + 18}" text-anchor="middle">{at:.1f}</text>')
+        out.append(f'<text x="{_scale_x(0) - 8}" y="{y + 4}" text-anchor="end">{at:.1f}</text>')
+    out.append(
+        f'<rect class="axis" x="{_scale_x(0)}" y="{_scale_y(1)}" width="{_SIDE}" height="{_SIDE}"/>'
+    )
+    out.append(
+        f'<path class="ideal" d="M{_scale_x(0)} {_scale_y(0)}L{_scale_x(1)} {_scale_y(1)}"/>'
+    )
     middle = _TOP + _SIDE // 2
-    out.append(f'<text x="{_x(0.5)}" y="{_y(0) + 38}" text-anchor="middle">confidence said</text>')
+    out.append(
+        f'<text x="{_scale_x(0.5)}" y="{_scale_y(0) + 38}" text-anchor="middle">'
+        "confidence said</text>"
+    )
     out.append(
         f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">'
         "part that was right</text>"
@@ -69,25 +80,25 @@ def _frame() -> list[str]:
     return out
 
 
-def _curve(color: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
-    points = " ".join(f"{_x(bin_['said'])},{_y(bin_['right'])}" for bin_ in bins)
+def _draw_curve(color: str, bins: Sequence[Mapping[str, Any]]) -> list[str]:
+    points = " ".join(f"{_scale_x(bin_['said'])},{_scale_y(bin_['right'])}" for bin_ in bins)
     out = [f'<polyline class="{color} line" points="{points}"/>']
     for bin_ in bins:
-        sure = wilson(round(bin_["right"] * bin_["n"]), bin_["n"])
-        x = _x(bin_["said"])
-        low, high = _y(sure.low or 0.0), _y(sure.high if sure.high is not None else 1.0)
+        sure = compute_wilson(round(bin_["right"] * bin_["n"]), bin_["n"])
+        x = _scale_x(bin_["said"])
+        low, high = _scale_y(sure.low or 0.0), _scale_y(sure.high if sure.high is not None else 1.0)
         out.append(f'<path class="{color} bar" d="M{x} {low}V{high}"/>')
-        out.append(f'<circle class="{color}" cx="{x}" cy="{_y(bin_["right"])}" r="4"/>')
+        out.append(f'<circle class="{color}" cx="{x}" cy="{_scale_y(bin_["right"])}" r="4"/>')
     return out
 
 
-def _x(value: float) -> float:
+def _scale_x(value: float) -> float:
     return round(_LEFT + _SIDE * value, 1)
 
 
-def _y(value: float) -> float:
+def _scale_y(value: float) -> float:
     return round(_TOP + _SIDE * (1 - value), 1)
 
 
-def _safe(text: str) -> str:
+def _escape_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -37,7 +37,7 @@ NOT_RECORDED = "not recorded: it takes hours, `--no-recording` was given"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScoredRun:
     """One run to make, or an existing one, and what to do with it."""
 
     testbed: str
@@ -61,24 +61,24 @@ class Work:
         return f"{self.testbed}.{self.trial.name}{size}"
 
 
-def planned(
+def plan_runs(
     corpus: Sequence[Scenario], split: Split, size: Slice, testbeds: Collection[str]
-) -> list[Work]:
+) -> list[ScoredRun]:
     """Return the work of a slice, scenario by scenario."""
-    out: list[Work] = []
+    out: list[ScoredRun] = []
     for testbed in TESTBEDS:
         if testbed in testbeds:
             for scenario in corpus:
                 first = not any(
                     work.trial and work.trial.scenario.group == scenario.group for work in out
                 )
-                out += _of_scenario(scenario, split, size, testbed, first or size == "full")
+                out += _plan_scenario(scenario, split, size, testbed, first or size == "full")
     return out
 
 
-def _of_scenario(
+def _plan_scenario(
     scenario: Scenario, split: Split, size: Slice, testbed: str, ablate: bool
-) -> Iterator[Work]:
+) -> Iterator[ScoredRun]:
     if testbed == "real" and size == "ci" and scenario.id not in _REAL_IN_CI:
         return
     if testbed == "sharded" and not _can_be_sharded(scenario):
@@ -92,7 +92,7 @@ def _of_scenario(
     for severity in severities:
         for seed in range(seeds):
             first = seed == 0
-            yield Work(
+            yield ScoredRun(
                 testbed,
                 Trial(scenario, severity, seed, split),
                 None,
@@ -101,7 +101,7 @@ def _of_scenario(
             )
     if size == "full" and testbed == "synth" and scenario.id in LARGE_SCENARIOS:
         for ranks in LARGE[:1] if scenario.id in PIPELINES else LARGE:
-            yield Work(testbed, Trial(scenario, "medium", 0, split), None, ranks=ranks)
+            yield ScoredRun(testbed, Trial(scenario, "medium", 0, split), None, ranks=ranks)
 
 
 def _can_be_sharded(scenario: Scenario) -> bool:
@@ -109,7 +109,9 @@ def _can_be_sharded(scenario: Scenario) -> bool:
     return scenario.synth is not None and not {"layout", "outside"} & set(scenario.synth)
 
 
-def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[Work]:
+def select_recorded(
+    works: Sequence[ScoredRun], folder: Path, others: bool = True
+) -> list[ScoredRun]:
     """Return the work with the real jobs taken that lie under a folder by name.
 
     Those that do not are made, or with `others` False are not run.
@@ -126,7 +128,7 @@ def recorded(works: Sequence[Work], folder: Path, others: bool = True) -> list[W
     return out
 
 
-def lying_in(folder: Path, modes: tuple[str, ...], ablate: bool) -> list[Work]:
+def list_stored_runs(folder: Path, modes: tuple[str, ...], ablate: bool) -> list[ScoredRun]:
     """Return the runs under a folder: every folder with a truth, by name."""
     folders = sorted({path.parent for path in folder.rglob(FILE)})
-    return [Work("", None, path, modes, ablate) for path in folders]
+    return [ScoredRun("", None, path, modes, ablate) for path in folders]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clusterprof_lab.score import markdown
+from clusterprof_lab.score.clusterprof_answer import TOOL
 from clusterprof_lab.score.markdown import Column
-from clusterprof_lab.score.ours import TOOL
 
 HEAD = """# Accuracy
 
@@ -86,7 +86,7 @@ make score-sabotage            # the score must notice three faults put into the
 """
 
 
-def headline(shown: Sequence[Column]) -> str:
+def make_headline(shown: Sequence[Column]) -> str:
     """Return the few figures that matter most, ours beside the best of the others."""
     if not shown:
         return ""
@@ -103,38 +103,42 @@ def headline(shown: Sequence[Column]) -> str:
         ("culprit_top1", "the rank at fault is blamed first"),
     ):
         for column in shown:
-            ours = _figures(column, TOOL)[figure]
+            ours = _list_figures(column, TOOL)[figure]
             if ours["value"] is not None:
                 lines.append(
-                    [f"{words} ({column[1]})", _write_figure(figure, ours), _best(column, figure)]
+                    [
+                        f"{words} ({column[1]})",
+                        _write_figure(figure, ours),
+                        _find_best(column, figure),
+                    ]
                 )
     for figure, words in (
         ("inversions", "a rank that only waited is blamed first"),
         ("false_on_nulls", "a fault is reported in a healthy job"),
     ):
         for column in shown:
-            ours = _figures(column, TOOL)[figure]
+            ours = _list_figures(column, TOOL)[figure]
             if ours["value"] is not None:
                 lines.append([f"{words} ({column[1]})", _write_figure(figure, ours), ""])
-    return "\n".join([*out, markdown.table(["", TOOL, "best of the others"], lines)])
+    return "\n".join([*out, markdown.format_table(["", TOOL, "best of the others"], lines)])
 
 
-def _figures(column: Column, tool: str) -> dict[str, Any]:
-    [score] = markdown.scores_of(column[0], testbed=column[1], tool=tool, mode="M0")
+def _list_figures(column: Column, tool: str) -> dict[str, Any]:
+    [score] = markdown.list_scores(column[0], testbed=column[1], tool=tool, mode="M0")
     figures: dict[str, Any] = score["figures"]
     return figures
 
 
 def _write_figure(figure: str, measured: dict[str, Any]) -> str:
-    return markdown.figure(measured, markdown.LINES[figure][1])
+    return markdown.format_figure(measured, markdown.LINES[figure][1])
 
 
-def _best(column: Column, figure: str) -> str:
+def _find_best(column: Column, figure: str) -> str:
     """Return who does best of the others that answer at least half as often as we do."""
-    least = _figures(column, TOOL)[figure]["n"] / 2
+    least = _list_figures(column, TOOL)[figure]["n"] / 2
     others = [
         (score["figures"][figure]["value"], score["tool"], score["figures"][figure])
-        for score in markdown.scores_of(column[0], testbed=column[1], mode="M0")
+        for score in markdown.list_scores(column[0], testbed=column[1], mode="M0")
         if score["tool"] != TOOL
         and score["figures"][figure]["value"] is not None
         and score["figures"][figure]["n"] >= least

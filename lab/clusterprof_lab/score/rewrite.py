@@ -1,7 +1,8 @@
 """Rewrite a recording with fewer signals, as a recorder without some of its sources would write it.
 
-`Less` lists what to leave out; `rewrite` reads a recording and writes another, node by node. The
-rest is unchanged. What is left out is replaced by a gap with a reason, as for an absent source.
+`RemovedSignals` lists what to leave out; `rewrite_recording` reads a recording and writes another,
+node by node. The rest is unchanged. What is left out is replaced by a gap with a reason, as for an
+absent source.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ROOM = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Less:
+class RemovedSignals:
     """What is left out of a recording."""
 
     name: str
@@ -59,7 +60,7 @@ class Less:
     device_gaps_s: tuple[int, int] | None = None
     """(seconds without samples of devices, of how many)."""
 
-    def leaves_out(self, source: str) -> bool:
+    def is_removed(self, source: str) -> bool:
         """Return whether a collector or table is missing."""
         if self.only_sources is not None:
             return source not in self.only_sources
@@ -69,8 +70,11 @@ class Less:
 Convert = Callable[[Record], Iterator[Record]]
 
 
-def rewrite(
-    recording: Path, folder: Path, less: Less, open_view: Callable[[Path], Convert] | None = None
+def rewrite_recording(
+    recording: Path,
+    folder: Path,
+    less: RemovedSignals,
+    open_view: Callable[[Path], Convert] | None = None,
 ) -> Path:
     """Write what is left of a recording; return the folder, one sub-folder per node.
 
@@ -78,22 +82,22 @@ def rewrite(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for node in list_node_folders(recording):
-        convert = _keep if open_view is None else open_view(node)
+        convert = _keep_record if open_view is None else open_view(node)
         if less.rank is None:
             _rewrite_node(node, folder / node.name, less, None, convert)
             continue
-        alone = _alone(node, less.rank)
+        alone = _find_visible_rank(node, less.rank)
         if alone is not None:
             _rewrite_node(node, folder / node.name, less, alone, convert)
     return folder
 
 
-def _keep(record: Record) -> Iterator[Record]:
+def _keep_record(record: Record) -> Iterator[Record]:
     yield record
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone:
+class _VisibleRank:
     """One rank of a node, and who else is there."""
 
     pids: frozenset[int]
@@ -103,14 +107,14 @@ class _Alone:
     other_devices: frozenset[str]
 
 
-def _alone(node: Path, rank: int) -> _Alone | None:
+def _find_visible_rank(node: Path, rank: int) -> _VisibleRank | None:
     """Return what belongs to a rank; None when it is not of this node."""
     rank_of: dict[int, int] = {}
     device_of: dict[int, str] = {}
     parent_of: dict[int, int] = {}
     for record in NodeReader(node):
         if isinstance(record, Event) and record.kind == "process-registered":
-            process_rank = _rank_in(record.attributes)
+            process_rank = _find_rank(record.attributes)
             if process_rank is not None:
                 rank_of[record.attributes["pid"]] = process_rank
                 device_of[record.attributes["pid"]] = record.attributes.get("device", "")
@@ -135,10 +139,10 @@ def _alone(node: Path, rank: int) -> _Alone | None:
         elif at in others:
             others.add(pid)
     devices = {device_of.get(pid, "") for pid in others} - {device_of.get(pid) for pid in mine}
-    return _Alone(frozenset(mine), frozenset(others), frozenset(devices - {""}))
+    return _VisibleRank(frozenset(mine), frozenset(others), frozenset(devices - {""}))
 
 
-def _rank_in(attributes: Mapping[str, Any]) -> int | None:
+def _find_rank(attributes: Mapping[str, Any]) -> int | None:
     given = attributes.get("rank")
     if given is None:
         given = attributes.get("variables", {}).get("RANK")
@@ -146,7 +150,7 @@ def _rank_in(attributes: Mapping[str, Any]) -> int | None:
 
 
 def _rewrite_node(
-    node: Path, folder: Path, less: Less, alone: _Alone | None, convert: Convert
+    node: Path, folder: Path, less: RemovedSignals, alone: _VisibleRank | None, convert: Convert
 ) -> None:
     writer: RecordingWriter | None = None
     early: list[Record] = []
@@ -159,7 +163,7 @@ def _rewrite_node(
     missing: set[str] = set()
     for record in chain.from_iterable(map(convert, NodeReader(node))):
         if isinstance(record, Header):
-            header = header or _header(record, less, alone)
+            header = header or _rewrite_header(record, less, alone)
             continue
         if isinstance(record, Clock):
             latest = record
@@ -174,71 +178,75 @@ def _rewrite_node(
                     buffer_bytes=_ROOM,
                 )
                 continue
-        for kept in _less(record, less, alone, missing, latest.monotonic_ns):
+        for kept in _rewrite_record(record, less, alone, missing, latest.monotonic_ns):
             early.append(kept)
         if writer is not None and len(early) >= _AT_ONCE:
-            _append(writer, early)
+            _append_records(writer, early)
     if writer is None:
         raise ValueError(f"{node}: no header and clock to begin a recording with")
-    _append(writer, early)
+    _append_records(writer, early)
     writer.close()
 
 
-def _append(writer: RecordingWriter, records: list[Record]) -> None:
+def _append_records(writer: RecordingWriter, records: list[Record]) -> None:
     for record in records:  # one by one: frames keep the order of what stands in them
         writer.append(record)
     records.clear()
 
 
-def _header(header: Header, less: Less, alone: _Alone | None) -> Header:
+def _rewrite_header(header: Header, less: RemovedSignals, alone: _VisibleRank | None) -> Header:
     kept = [
         collector
         for collector in header.collectors
-        if not less.leaves_out(str(collector.get("name")))
+        if not less.is_removed(str(collector.get("name")))
     ]
     devices = header.devices
-    if less.leaves_out("gpu_emulated") or less.leaves_out("gpu_nvidia"):
+    if less.is_removed("gpu_emulated") or less.is_removed("gpu_nvidia"):
         devices = []
     elif alone is not None:
         devices = [device for device in devices if device.get("id") not in alone.other_devices]
     return replace(header, collectors=kept, devices=devices)
 
 
-def _less(
-    record: Record, less: Less, alone: _Alone | None, missing: set[str], now_ns: int
+def _rewrite_record(
+    record: Record, less: RemovedSignals, alone: _VisibleRank | None, missing: set[str], now_ns: int
 ) -> Iterator[Record]:
     """Yield what is left of a record; the first time a source is left out, a gap."""
     if isinstance(record, Columns):
-        if less.leaves_out(record.collector):
-            yield from _gap(record.collector, missing, less, now_ns)
+        if less.is_removed(record.collector):
+            yield from _make_gap(record.collector, missing, less, now_ns)
             return
-        yield from _columns(record, less, alone)
+        yield from _rewrite_columns(record, less, alone)
     elif isinstance(record, Rows):
-        if less.leaves_out(record.table):
-            yield from _gap(record.table, missing, less, now_ns)
+        if less.is_removed(record.table):
+            yield from _make_gap(record.table, missing, less, now_ns)
             return
-        yield from _rows(record, alone)
+        yield from _rewrite_rows(record, alone)
     elif isinstance(record, Spans):
         if alone is None or record.pid in alone.pids:
-            yield from _spans(record, less.spans)
+            yield from _rewrite_spans(record, less.spans)
     elif isinstance(record, Event):
         pid = record.attributes.get("pid")
         if record.kind not in less.events and not (alone is not None and pid in alone.others):
             yield record
     elif isinstance(record, Gap):
-        if not less.leaves_out(record.collector):
+        if not less.is_removed(record.collector):
             yield record
     else:
         yield record
 
 
-def _gap(source: str, missing: set[str], less: Less, now_ns: int) -> Iterator[Record]:
+def _make_gap(
+    source: str, missing: set[str], less: RemovedSignals, now_ns: int
+) -> Iterator[Record]:
     if source not in missing:
         missing.add(source)
         yield Gap(now_ns, source, "", "", "absent", f"left out of the recording: {less.name}", "")
 
 
-def _columns(record: Columns, less: Less, alone: _Alone | None) -> Iterator[Record]:
+def _rewrite_columns(
+    record: Columns, less: RemovedSignals, alone: _VisibleRank | None
+) -> Iterator[Record]:
     gone: Collection[str] = alone.other_devices if alone is not None else ()
     kept = [
         n
@@ -255,40 +263,40 @@ def _columns(record: Columns, less: Less, alone: _Alone | None) -> Iterator[Reco
             record.collector,
             [record.signals[n] for n in kept],
             [record.devices[n] for n in kept],
-            _array(t_ns[rows]),
-            [_array(np.asarray(record.values[n])[rows]) for n in kept],
-            [_mask(record.masks[n], rows) for n in kept],
+            _to_array(t_ns[rows]),
+            [_to_array(np.asarray(record.values[n])[rows]) for n in kept],
+            [_mask_rows(record.masks[n], rows) for n in kept],
         )
 
 
-def _rows(record: Rows, alone: _Alone | None) -> Iterator[Record]:
+def _rewrite_rows(record: Rows, alone: _VisibleRank | None) -> Iterator[Record]:
     columns = [np.asarray(column) for column in record.columns]
     if alone is not None and "pid" in record.names:
         pids = columns[list(record.names).index("pid")]
         mine = ~np.isin(pids, np.array(sorted(alone.others), np.int64))
         columns = [column[mine] for column in columns]
     if len(columns[0]):
-        made = [_array(column) for column in columns]
+        made = [_to_array(column) for column in columns]
         yield Rows(record.table, record.names, made, dict(record.strings))
 
 
-def _spans(record: Spans, kinds: frozenset[int]) -> Iterator[Record]:
+def _rewrite_spans(record: Spans, kinds: frozenset[int]) -> Iterator[Record]:
     kind = np.asarray(record.columns["kind"])
     gone = np.isin(kind, np.array(sorted(kinds), np.int64))
     if -1 in kinds:
         gone |= kind >= layout.FIRST_USER_KIND
     if gone.all() and len(kind):
         return
-    columns = {name: _array(np.asarray(record.columns[name])[~gone]) for name in SPAN_FIELDS}
+    columns = {name: _to_array(np.asarray(record.columns[name])[~gone]) for name in SPAN_FIELDS}
     yield replace(record, columns=columns)
 
 
-def _array(column: Any) -> array:
+def _to_array(column: Any) -> array:
     values = np.ascontiguousarray(column)
     made = array("d" if values.dtype.kind == "f" else "q")
     made.frombytes(values.astype("f8" if made.typecode == "d" else "i8").tobytes())
     return made
 
 
-def _mask(mask: Any, rows: Any) -> bytes | None:
+def _mask_rows(mask: Any, rows: Any) -> bytes | None:
     return None if mask is None else np.frombuffer(bytes(mask), np.uint8)[rows].tobytes()

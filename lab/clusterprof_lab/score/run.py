@@ -19,12 +19,19 @@ from pathlib import Path
 from typing import get_args
 
 from clusterprof_lab.scenario import CORPUS, ScenarioError, Split, load_corpus
-from clusterprof_lab.score.document import document
+from clusterprof_lab.score.document import make_document
 from clusterprof_lab.score.modes import MODES
-from clusterprof_lab.score.plan import TESTBEDS, Slice, Work, lying_in, planned, recorded
+from clusterprof_lab.score.plan import (
+    TESTBEDS,
+    ScoredRun,
+    Slice,
+    list_stored_runs,
+    plan_runs,
+    select_recorded,
+)
 from clusterprof_lab.score.progress import Progress
-from clusterprof_lab.score.sheet import score_page, summary
-from clusterprof_lab.score.work import Done, Settings, do
+from clusterprof_lab.score.score_sheet import format_score_page, format_summary
+from clusterprof_lab.score.work import RunResult, Settings, score_run
 
 PROCESSES = 2
 MANY = 1024
@@ -32,7 +39,7 @@ MANY = 1024
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Score; 0 when something was scored, 2 when nothing could be."""
-    given = _arguments().parse_args(argv)
+    given = _parse_arguments().parse_args(argv)
     try:
         corpus = load_corpus(given.corpus)
     except (ScenarioError, OSError) as error:
@@ -40,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if given.runs is not None:
         modes = tuple(given.modes.split(",")) if given.modes else MODES
-        works = lying_in(given.runs, modes, given.ablate)
+        works = list_stored_runs(given.runs, modes, given.ablate)
     else:
-        works = planned(corpus, given.split, given.slice, given.testbed)
+        works = plan_runs(corpus, given.split, given.slice, given.testbed)
         if given.modes:
             works = [replace(work, modes=tuple(given.modes.split(","))) for work in works]
         if given.recorded is not None:
-            works = recorded(works, given.recorded, not given.no_recording)
-    works = [work for work in works if _asked(work, given)]
+            works = select_recorded(works, given.recorded, not given.no_recording)
+    works = [work for work in works if _ask_tools(work, given)]
     if not works:
         print(f"score: no run under {given.runs or 'this choice'}", file=sys.stderr)
         return 2
@@ -55,27 +62,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         not given.no_rules,
-        dict(map(_folder_of, given.answers)),
+        dict(map(_split_tool_folder, given.answers)),
         keep or None,
         {scenario.id: scenario for scenario in corpus},
         not given.uncalibrated,
     )
     begun = time.monotonic()
-    done = sorted(_all(works, settings, given.jobs), key=lambda result: works.index(result.work))
+    done = sorted(
+        _run_all(works, settings, given.jobs), key=lambda result: works.index(result.work)
+    )
     seconds = time.monotonic() - begun
     splits = {row.split for result in done for row in result.rows} or {given.split}
     split = splits.pop() if len(splits) == 1 else "test"  # what may not be looked at, if any
-    made = document(
+    made = make_document(
         done, split, "runs" if given.runs else given.slice, seconds, settings.calibrated
     )
     (given.out / "score.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    (given.out / "score.md").write_text(score_page(made), encoding="utf-8")
-    print(summary(made))
+    (given.out / "score.md").write_text(format_score_page(made), encoding="utf-8")
+    print(format_summary(made))
     print(f"more in {given.out / 'score.md'}: modes, confusion, every scenario, what was wrong")
     return 0 if any(result.rows for result in done) else 2
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _parse_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m clusterprof_lab.score",
         description=__doc__,
@@ -115,13 +124,13 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _folder_of(text: str) -> tuple[str, Path]:
+def _split_tool_folder(text: str) -> tuple[str, Path]:
     """Split TOOL=DIR; without a name a tool is called what it calls itself."""
     name, _, folder = text.rpartition("=")
     return name, Path(folder)
 
 
-def _asked(work: Work, given: argparse.Namespace) -> bool:
+def _ask_tools(work: ScoredRun, given: argparse.Namespace) -> bool:
     names = {name for name in given.only.split(",") if name}
     if not names:
         return True
@@ -130,24 +139,25 @@ def _asked(work: Work, given: argparse.Namespace) -> bool:
     return bool(names & {work.trial.scenario.id, work.trial.scenario.group})
 
 
-def _wants_all(work: Work) -> bool:
-    """Real jobs want both CPUs, those of thousands of ranks 3 GB of memory."""
+def _needs_whole_machine(work: ScoredRun) -> bool:
+    """Return whether a run must be alone: real jobs need both CPUs, large simulations 3 GB of
+    memory."""
     made = work.testbed == "real" and work.folder is None and not work.not_now
     return made or (work.ranks or 0) > MANY
 
 
-def _all(works: Sequence[Work], settings: Settings, jobs: int) -> Iterator[Done]:
+def _run_all(works: Sequence[ScoredRun], settings: Settings, jobs: int) -> Iterator[RunResult]:
     """Do all work, several at a time or alone, and say on stderr how far it is."""
     progress = Progress(len(works))
-    do_work = partial(do, settings=settings)
-    alone = [work for work in works if jobs <= 1 or _wants_all(work)]
+    do_work = partial(score_run, settings=settings)
+    alone = [work for work in works if jobs <= 1 or _needs_whole_machine(work)]
     pooled = [work for work in works if work not in alone]
     with ExitStack() as stack:
         if pooled:
             pool = stack.enter_context(get_context("spawn").Pool(min(jobs, len(pooled))))
             for done in pool.imap_unordered(do_work, pooled):
-                progress.tell(done)
+                progress.report(done)
                 yield done
     for done in map(do_work, alone):
-        progress.tell(done)
+        progress.report(done)
         yield done

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof_lab.scenario import Scenario, load_corpus
-from clusterprof_lab.score.judge import judge
-from clusterprof_lab.score.leading import missed
-from clusterprof_lab.score.ours import answer_of
-from clusterprof_lab.score.plan import lying_in
+from clusterprof_lab.score.clusterprof_answer import make_answer
+from clusterprof_lab.score.dominant_cause import explain_weak_fault
+from clusterprof_lab.score.judge import judge_answer
+from clusterprof_lab.score.plan import list_stored_runs
 from clusterprof_lab.score.work import RECORDING
-from clusterprof_lab.truth import Truth, read
+from clusterprof_lab.truth import Truth, read_truth
 
 EDGES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6, float("inf"))
 
@@ -34,17 +34,17 @@ class Claim:
     right: bool
 
 
-def claims_of(folder: Path, truth: Truth, scenario: Scenario) -> Iterator[Claim]:
+def list_claims(folder: Path, truth: Truth, scenario: Scenario) -> Iterator[Claim]:
     """Yield the leaves that our report of a run names inside steps."""
     report = analyze(folder / RECORDING)
-    answer = answer_of(report)
+    answer = make_answer(report)
     for finding, cause in zip(report.findings, answer.causes or ()):
-        alone = judge(replace(answer, causes=(cause,)), truth, scenario.wanted)
+        alone = judge_answer(replace(answer, causes=(cause,)), truth, scenario.wanted)
         for _, _, right in alone.emitted if not cause.outside_steps else ():
             yield Claim(truth.testbed, finding.lost_ns * 1e-9, right)
 
 
-def by_size(claims: Sequence[Claim]) -> list[tuple[float, float, int]]:
+def group_by_size(claims: Sequence[Claim]) -> list[tuple[float, float, int]]:
     """Return (up to GPU-seconds, part that was right, claims behind it), never falling."""
     weight: Mapping[str, float] = {
         testbed: 1 / sum(claim.testbed == testbed for claim in claims)
@@ -72,9 +72,9 @@ def main(folders: Sequence[str]) -> int:
     """Print the parts; 2 when there are no runs, or some of the other split."""
     corpus = {scenario.id: scenario for scenario in load_corpus()}
     claims: list[Claim] = []
-    for work in (work for name in folders for work in lying_in(Path(name), ("M0",), False)):
+    for work in (work for name in folders for work in list_stored_runs(Path(name), ("M0",), False)):
         assert work.folder is not None
-        truth = read(work.folder)
+        truth = read_truth(work.folder)
         if truth.split != "dev":
             print(
                 f"{work.folder}: split {truth.split!r}: only dev may be learnt from",
@@ -83,12 +83,12 @@ def main(folders: Sequence[str]) -> int:
             return 2
         wanted = corpus[truth.scenario].wanted
         aimed = truth.parameters.get("share") if truth.testbed == "real" else None
-        if not missed(truth, wanted, aimed):
-            claims += claims_of(work.folder, truth, corpus[truth.scenario])
+        if not explain_weak_fault(truth, wanted, aimed):
+            claims += list_claims(work.folder, truth, corpus[truth.scenario])
     if not claims:
         print("give folders of runs in which leaves are named", file=sys.stderr)
         return 2
-    for upto, part, n in by_size(claims):
+    for upto, part, n in group_by_size(claims):
         print(f"below {upto:g} GPU-seconds: {part:.3f} right of {n} claims")
     return 0
 

@@ -30,8 +30,8 @@ from clusterprof.report.model import Report
 from clusterprof_lab.families import FAMILY_OF
 from clusterprof_lab.scenario import SEVERITIES, Scenario, Split, Trial, load_corpus
 from clusterprof_lab.score import paired
-from clusterprof_lab.score.pairing import NoPairError, Pair, pairs_of
-from clusterprof_lab.truth import FILE, Truth, read
+from clusterprof_lab.score.clean_runs import NoPairError, Pair, make_pairs
+from clusterprof_lab.truth import FILE, Truth, read_truth
 
 FORMAT, SCHEMA = "clusterprof-what-if", 1
 WITHIN_POINTS = 3.0
@@ -43,8 +43,8 @@ IN_TURNS = "real in turns"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One fault: what removing it wins, and what was predicted; in points."""
+class ComparedFault:
+    """One fault: the true gain of removing it and the predicted one, in points."""
 
     run: str
     scenario: str
@@ -78,25 +78,28 @@ class Held:
         return abs(self.off) <= WITHIN_POINTS
 
 
-def held(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Compare the predictions of a run's faults with the truth; or return why there is none."""
-    truth = read(folder)
+def compare_predictions(
+    folder: Path, corpus: dict[str, Scenario]
+) -> tuple[list[ComparedFault], str]:
+    """Compare the predictions of a run's faults with the truth; return the reason if there is no
+    truth."""
+    truth = read_truth(folder)
     scenario = corpus.get(truth.scenario)
     if scenario is None:
         return [], f"no scenario {truth.scenario!r} in the corpus"
     try:
-        pairs = list(pairs_of(truth, scenario))
+        pairs = list(make_pairs(truth, scenario))
     except NoPairError as error:
         return [], str(error)
     report = analyze(folder / RECORDING)
-    return [_one(folder.name, report, truth, pair) for pair in pairs], ""
+    return [_compare_fault(folder.name, report, truth, pair) for pair in pairs], ""
 
 
-def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
-    named, points, low, high = predicted(report, pair)
+def _compare_fault(run: str, report: Report, truth: Truth, pair: Pair) -> ComparedFault:
+    named, points, low, high = find_predicted_gain(report, pair)
     lost = sum(loss.ns for loss in truth.lost if loss.cause in pair.leaves)
     stopwatch = 100.0 * lost / truth.in_step_ns if truth.in_step_ns else None
-    return Held(
+    return ComparedFault(
         run,
         truth.scenario,
         truth.testbed,
@@ -111,16 +114,16 @@ def _one(run: str, report: Report, truth: Truth, pair: Pair) -> Held:
     )
 
 
-def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str]:
-    """Compare as `held` for a real job whose fault went on and off."""
-    job = paired.document_of(folder)
+def compare_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[ComparedFault], str]:
+    """Compare as `compare_predictions` for a real job whose fault was switched on and off."""
+    job = paired.read_document(folder)
     if job["scenario"] not in corpus:
         return [], f"no scenario {job['scenario']!r} in the corpus"
-    turns, pair = paired.turns_of(folder), paired.pair_of(job, corpus)
-    truth = paired.truth_of(turns)
-    named, points = paired.said_of(folder, turns, pair)
+    turns, pair = paired.read_turns(folder), paired.make_pair(job, corpus)
+    truth = paired.compute_truth(turns)
+    named, points = paired.find_predictions(folder, turns, pair)
     return [
-        Held(
+        ComparedFault(
             folder.name,
             job["scenario"],
             IN_TURNS,
@@ -137,7 +140,7 @@ def in_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[list[Held], str
     ], ""
 
 
-def predicted(
+def find_predicted_gain(
     report: Report, pair: Pair
 ) -> tuple[tuple[str, ...], float, float | None, float | None]:
     """Return the findings that name a fault, and the gain of fixing them with its bounds."""
@@ -167,24 +170,28 @@ def predicted(
     return tuple(cause.cause for cause in with_savings), ns * points, low, high
 
 
-def _make_and_compare(trial: Trial, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
-    from clusterprof_lab.synth.make import make
+def _compare_trial(
+    trial: Trial, corpus: dict[str, Scenario]
+) -> tuple[str, list[ComparedFault], str]:
+    from clusterprof_lab.synth.make import make_trial
 
     with tempfile.TemporaryDirectory(prefix="clusterprof-whatif-") as name:
         folder = Path(name) / trial.name
-        make(trial, folder)
-        return (trial.name, *held(folder, corpus))
+        make_trial(trial, folder)
+        return (trial.name, *compare_predictions(folder, corpus))
 
 
-def _compare_run(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
-    return (folder.name, *held(folder, corpus))
+def _compare_run(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[ComparedFault], str]:
+    return (folder.name, *compare_predictions(folder, corpus))
 
 
-def _compare_turns(folder: Path, corpus: dict[str, Scenario]) -> tuple[str, list[Held], str]:
-    return (folder.name, *in_turns(folder, corpus))
+def _compare_turns(
+    folder: Path, corpus: dict[str, Scenario]
+) -> tuple[str, list[ComparedFault], str]:
+    return (folder.name, *compare_turns(folder, corpus))
 
 
-def document(faults: Sequence[Held], split: str) -> dict[str, Any]:
+def make_document(faults: Sequence[ComparedFault], split: str) -> dict[str, Any]:
     """Return all of it as plain values; of the split test only the sums are for looking at."""
     rows = [
         {**asdict(fault), "off": fault.off, "within": fault.within, "told": fault.is_conclusive}
@@ -197,11 +204,11 @@ def document(faults: Sequence[Held], split: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Hold predictions against truth; 0 when the target is met, 1 when it is not, 2 for nothing."""
-    given = _arguments().parse_args(argv)
+    given = _parse_arguments().parse_args(argv)
     if given.store is not None:
-        from clusterprof_lab.score.whatif_page import store
+        from clusterprof_lab.score.whatif_page import store_results
 
-        print(f"stored {store(given.store).name}; now `make docs`")
+        print(f"stored {store_results(given.store).name}; now `make docs`")
         return 0
     corpus = {scenario.id: scenario for scenario in load_corpus()}
     if given.paired is not None:
@@ -211,9 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = sorted({path.parent for path in given.runs.rglob(FILE)})
         compare = partial(_compare_run, corpus=corpus)
     else:
-        work = _trials(corpus, given)
-        compare = partial(_make_and_compare, corpus=corpus)
-    faults: list[Held] = []
+        work = _list_trials(corpus, given)
+        compare = partial(_compare_trial, corpus=corpus)
+    faults: list[ComparedFault] = []
     with get_context("spawn").Pool(max(1, min(given.jobs, len(work) or 1))) as pool:
         for number, (name, run_faults, why) in enumerate(pool.imap(compare, work), 1):
             faults += run_faults
@@ -221,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{name}: left out: {why}", file=sys.stderr)
             for each in run_faults:
                 if not each.within and given.split == "dev":
-                    print(f"{_line(each)}", file=sys.stderr)
+                    print(f"{_format_line(each)}", file=sys.stderr)
             if number % 20 == 0 or number == len(work):
                 print(f"{number} of {len(work)} runs", file=sys.stderr)
     if not faults:
@@ -229,7 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "whatif.json"
-    path.write_text(json.dumps(document(faults, given.split), indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(make_document(faults, given.split), indent=1) + "\n", encoding="utf-8"
+    )
     conclusive = [fault for fault in faults if fault.is_conclusive]
     right = sum(fault.within for fault in conclusive)
     ratio = right / max(len(conclusive), 1)
@@ -242,13 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if conclusive and right >= TARGET_RATIO * len(conclusive) else 1
 
 
-def _line(fault: Held) -> str:
+def _format_line(fault: ComparedFault) -> str:
     causes = ", ".join(fault.named) or "nothing"
     true = f"{fault.true:.1f}" if fault.error is None else f"{fault.true:.1f} ± {fault.error:.1f}"
     return f"{fault.run}: {true} points true, {fault.said:.1f} said of {causes} ({fault.off:+.1f})"
 
 
-def _trials(corpus: dict[str, Scenario], given: argparse.Namespace) -> list[Trial]:
+def _list_trials(corpus: dict[str, Scenario], given: argparse.Namespace) -> list[Trial]:
     names = [name for name in given.only.split(",") if name] or list(corpus)
     return [
         Trial(corpus[name], severity, seed, given.split)
@@ -261,7 +270,7 @@ def _trials(corpus: dict[str, Scenario], given: argparse.Namespace) -> list[Tria
     ]
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _parse_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m clusterprof_lab whatif",
         description=__doc__,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterprof_lab.score.figures import wilson
-from clusterprof_lab.score.markdown import table
+from clusterprof_lab.score.figures import compute_wilson
+from clusterprof_lab.score.markdown import format_table
 from clusterprof_lab.score.whatif import FORMAT, SCHEMA, TARGET_RATIO, WITHIN_POINTS
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "what-if"
@@ -77,9 +77,9 @@ python -m clusterprof_lab whatif --store whatif/whatif.json     # then `make doc
 _NAMES = {"real": "real, clean run at another time"}
 
 
-def store(path: Path, folder: Path = RESULTS) -> Path:
+def store_results(path: Path, folder: Path = RESULTS) -> Path:
     """Keep what was found for the page, named after its split and testbed."""
-    document = _checked(path)
+    document = _load_checked(path)
     beds = sorted({fault["testbed"] for fault in document["faults"]})
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{document['split']}-{'-'.join(beds).replace(' ', '-')}.json"
@@ -87,25 +87,25 @@ def store(path: Path, folder: Path = RESULTS) -> Path:
     return kept
 
 
-def _checked(path: Path) -> dict[str, Any]:
+def _load_checked(path: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if document.get("format") != FORMAT or document.get("schema") != SCHEMA:
         raise ValueError(f"{path}: not predictions of schema {SCHEMA}")
     return document
 
 
-def pages(folder: Path = RESULTS) -> dict[str, str]:
+def make_pages(folder: Path = RESULTS) -> dict[str, str]:
     """Return path -> text; nothing where nothing is stored."""
-    documents = [_checked(path) for path in sorted(folder.glob("*.json"))]
-    return {PAGE: "\n".join(_page(documents))} if documents else {}
+    documents = [_load_checked(path) for path in sorted(folder.glob("*.json"))]
+    return {PAGE: "\n".join(_make_page(documents))} if documents else {}
 
 
-def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _make_page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     faults = [{**fault, "split": d["split"]} for d in documents for fault in d["faults"]]
     beds = sorted({(fault["testbed"], fault["split"]) for fault in faults}, reverse=True)
     yield HEAD
     yield f"Target: {100 * TARGET_RATIO:.0f} % within {WITHIN_POINTS:g} points. {SEEDS}\n"
-    yield table(
+    yield format_table(
         [
             "jobs",
             "faults",
@@ -116,7 +116,9 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             "true ledger, within",
         ],
         [
-            _line(bed, [fault for fault in faults if (fault["testbed"], fault["split"]) == bed])
+            _format_line(
+                bed, [fault for fault in faults if (fault["testbed"], fault["split"]) == bed]
+            )
             for bed in beds
         ],
     )
@@ -127,18 +129,18 @@ def _page(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield SHORT
     for bed in beds:
         yield f"## Every scenario: {_NAMES.get(bed[0], bed[0])}, {bed[1]}\n"
-        yield table(
+        yield format_table(
             ["scenario", "faults", "within", "true, points", "predicted, points", "largest error"],
             [
-                _scenario(name, scenario_faults)
-                for name, scenario_faults in _by_scenario(faults, bed).items()
+                _format_scenario(name, scenario_faults)
+                for name, scenario_faults in _format_by_scenario(faults, bed).items()
             ],
         )
     yield "## How to repeat it\n"
     yield REDO
 
 
-def _line(bed: tuple[str, str], faults: Sequence[Mapping[str, Any]]) -> list[str]:
+def _format_line(bed: tuple[str, str], faults: Sequence[Mapping[str, Any]]) -> list[str]:
     conclusive = [fault for fault in faults if fault.get("told", True)]
     right = sum(bool(fault["within"]) for fault in conclusive)
     off = [abs(fault["off"]) for fault in conclusive] or [0.0]
@@ -152,22 +154,22 @@ def _line(bed: tuple[str, str], faults: Sequence[Mapping[str, Any]]) -> list[str
         f"{_NAMES.get(bed[0], bed[0])}, {bed[1]}",
         str(len(faults)),
         str(len(faults) - len(conclusive)),
-        f"{mark} {_part(right, len(conclusive))}",
+        f"{mark} {_format_ratio(right, len(conclusive))}",
         f"{sum(off) / len(off):.1f}",
         f"{max(off):.1f}",
-        _part(sum(own), len(own)),
+        _format_ratio(sum(own), len(own)),
     ]
 
 
-def _part(right: int, of: int) -> str:
-    interval = wilson(right, of)
+def _format_ratio(right: int, of: int) -> str:
+    interval = compute_wilson(right, of)
     if interval.value is None or interval.low is None or interval.high is None:
         return "-"
     low, high = round(100 * interval.low), round(100 * interval.high)
     return f"{100 * interval.value:.0f} % ({low}–{high}; {right} of {of})"
 
 
-def _by_scenario(
+def _format_by_scenario(
     faults: Sequence[Mapping[str, Any]], bed: tuple[str, str]
 ) -> dict[str, list[Mapping[str, Any]]]:
     out: dict[str, list[Mapping[str, Any]]] = {}
@@ -177,13 +179,13 @@ def _by_scenario(
     return dict(sorted(out.items()))
 
 
-def _true(fault: Mapping[str, Any]) -> str:
+def _format_truth(fault: Mapping[str, Any]) -> str:
     """Write a truth, with half of its 95 % interval where it has one."""
     error = fault.get("error")
     return f"{fault['true']:.1f}" + ("" if error is None else f" ± {error:.1f}")
 
 
-def _scenario(name: str, faults: Sequence[Mapping[str, Any]]) -> list[str]:
+def _format_scenario(name: str, faults: Sequence[Mapping[str, Any]]) -> list[str]:
     right = sum(bool(fault["within"]) for fault in faults)
     worst = max(faults, key=lambda fault: abs(fault["off"]))
     evened = ", evened out" if any(fault["how"] != "removed" for fault in faults) else ""
@@ -191,7 +193,7 @@ def _scenario(name: str, faults: Sequence[Mapping[str, Any]]) -> list[str]:
         name + evened,
         str(len(faults)),
         str(right),
-        ", ".join(_true(fault) for fault in faults),
+        ", ".join(_format_truth(fault) for fault in faults),
         ", ".join(f"{fault['said']:.1f}" for fault in faults),
         f"{worst['off']:+.1f}",
     ]

@@ -19,15 +19,15 @@ from clusterprof.analysis.attribution import confidence
 from clusterprof_lab import answer as answers
 from clusterprof_lab.answer import Answer
 from clusterprof_lab.scenario import Scenario
-from clusterprof_lab.score.ablate import Sideways, ablate
-from clusterprof_lab.score.judge import guilty, judge
-from clusterprof_lab.score.leading import missed
-from clusterprof_lab.score.metrics import DISTURBED_ABOVE, Row, wrong
-from clusterprof_lab.score.modes import in_mode, true_in_mode
-from clusterprof_lab.score.ours import TOOL, ours
-from clusterprof_lab.score.plan import Work
-from clusterprof_lab.score.words import spoken, true_words
-from clusterprof_lab.truth import Truth, read
+from clusterprof_lab.score.ablate import MisplacedTime, ablate
+from clusterprof_lab.score.clusterprof_answer import TOOL, analyze_recording
+from clusterprof_lab.score.dominant_cause import explain_weak_fault
+from clusterprof_lab.score.judge import judge_answer, list_culprits
+from clusterprof_lab.score.metrics import DISTURBED_ABOVE, JudgedRun, list_errors
+from clusterprof_lab.score.modes import restrict_truth, rewrite_for_mode
+from clusterprof_lab.score.plan import ScoredRun
+from clusterprof_lab.score.summaries import format_causes, format_truth
+from clusterprof_lab.truth import Truth, read_truth
 
 MAKERS = {
     "synth": ("clusterprof_lab.synth.make", "make"),
@@ -57,17 +57,17 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunResult:
     """What one run gave."""
 
-    work: Work
-    rows: tuple[Row, ...] = ()
-    sideways: tuple[Sideways, ...] | None = None
+    work: ScoredRun
+    rows: tuple[JudgedRun, ...] = ()
+    sideways: tuple[MisplacedTime, ...] | None = None
     """None when no signal was left out."""
     not_run: str = ""
 
 
-def rules() -> Mapping[str, Rule]:
+def load_rules() -> Mapping[str, Rule]:
     """Return the baseline rules; none where they are missing."""
     folder = str(ROOT / "bench")  # `baselines` finds what else it needs by itself
     if folder not in sys.path:
@@ -80,36 +80,36 @@ def rules() -> Mapping[str, Rule]:
     return registered
 
 
-def do(work: Work, settings: Settings) -> Done:
+def score_run(work: ScoredRun, settings: Settings) -> RunResult:
     """Make, analyze and judge one run; what it needs on disk is gone afterwards."""
     if not settings.calibrated:
         confidence.CALIBRATION.clear()
     with tempfile.TemporaryDirectory(prefix="clusterprof-score-") as name:
         place = Path(name)
-        folder, reason = made(work, place)
+        folder, reason = make_run(work, place)
         if folder is None:
-            return Done(work, not_run=reason)
+            return RunResult(work, not_run=reason)
         try:
-            truth = read(folder)
+            truth = read_truth(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return Done(work, not_run=f"its truth cannot be read: {error}")
+            return RunResult(work, not_run=f"its truth cannot be read: {error}")
         scenario = settings.scenarios.get(truth.scenario)
         if scenario is None:
-            return Done(work, not_run=f"no scenario {truth.scenario!r} in the corpus")
+            return RunResult(work, not_run=f"no scenario {truth.scenario!r} in the corpus")
         aimed = truth.parameters.get("share") if truth.testbed == "real" else None
-        reason = missed(truth, scenario.wanted, aimed)
+        reason = explain_weak_fault(truth, scenario.wanted, aimed)
         if reason:
-            return Done(work, not_run=reason)
+            return RunResult(work, not_run=reason)
         try:
-            rows = tuple(_rows(work, folder, truth, scenario, settings, place))
+            rows = tuple(_judge_run(work, folder, truth, scenario, settings, place))
             sideways = ablate(folder / RECORDING, place / "less") if work.ablate else None
         except Exception as error:  # ours: one run may not cost the score of all others
             traceback.print_exc()
-            return Done(work, not_run=f"the scorer failed: {type(error).__name__}: {error}")
-        return Done(work, _kept(work, rows, folder, settings), sideways)
+            return RunResult(work, not_run=f"the scorer failed: {type(error).__name__}: {error}")
+        return RunResult(work, _keep_wrong_run(work, rows, folder, settings), sideways)
 
 
-def made(work: Work, place: Path) -> tuple[Path | None, str]:
+def make_run(work: ScoredRun, place: Path) -> tuple[Path | None, str]:
     """Return the folder of a run, made when it has to be, or None and why it cannot be."""
     if work.folder is not None or work.not_now:
         return work.folder, work.not_now
@@ -130,27 +130,27 @@ def made(work: Work, place: Path) -> tuple[Path | None, str]:
     return folder, ""
 
 
-def _rows(
-    work: Work, folder: Path, truth: Truth, scenario: Scenario, settings: Settings, place: Path
-) -> Iterator[Row]:
+def _judge_run(
+    work: ScoredRun, folder: Path, truth: Truth, scenario: Scenario, settings: Settings, place: Path
+) -> Iterator[JudgedRun]:
     recording = folder / RECORDING
-    other_rules = dict(rules()) if settings.rules else {}
+    other_rules = dict(load_rules()) if settings.rules else {}
     rule_answers = {
-        name: _asked(rule, recording, truth, name) for name, rule in other_rules.items()
+        name: _apply_rule(rule, recording, truth, name) for name, rule in other_rules.items()
     }
     easy = None
     for name in rule_answers:
         if all(word in name.lower() for word in SLOWEST):
             blamed = rule_answers[name].culprits
-            easy = bool(blamed) and blamed[0] in guilty(truth)
+            easy = bool(blamed) and blamed[0] in list_culprits(truth)
     testbed = truth.testbed
     if truth.disturbed_ratio > DISTURBED_ABOVE:
         testbed += ", disturbed"
 
-    def row(answer: Answer, mode: str, tool: str) -> Row:
-        true, wanted = true_in_mode(truth, scenario.wanted, mode)
-        claimed = spoken(answer.causes) if answer.causes is not None else "-"
-        return Row(
+    def row(answer: Answer, mode: str, tool: str) -> JudgedRun:
+        true, wanted = restrict_truth(truth, scenario.wanted, mode)
+        claimed = format_causes(answer.causes) if answer.causes is not None else "-"
+        return JudgedRun(
             work.name,
             scenario.id,
             scenario.group,
@@ -160,9 +160,9 @@ def _rows(
             tool,
             mode,
             easy,
-            judge(answer, true, wanted),
+            judge_answer(answer, true, wanted),
             claimed,
-            true_words(true),
+            format_truth(true),
             split=truth.split,
             label=answer.tool,
         )
@@ -170,36 +170,36 @@ def _rows(
     for mode in work.modes:
         if mode == "M4" and len(truth.places) < 2:
             continue
-        yield row(_ours_in(recording, mode, place / mode, truth), mode, TOOL)
+        yield row(_analyze_in_mode(recording, mode, place / mode, truth), mode, TOOL)
         shutil.rmtree(place / mode, ignore_errors=True)
     for name, answer in rule_answers.items():
         yield row(answer, "M0", name)
     for tool, answers_folder in settings.answers.items():
-        for answer in _given(work.name, answers_folder):
+        for answer in _load_answer(work.name, answers_folder):
             yield row(answer, "M0", tool or answer.tool)
 
 
-def _ours_in(recording: Path, mode: str, folder: Path, truth: Truth) -> Answer:
+def _analyze_in_mode(recording: Path, mode: str, folder: Path, truth: Truth) -> Answer:
     try:
-        return ours(in_mode(recording, mode, folder, truth))
+        return analyze_recording(rewrite_for_mode(recording, mode, folder, truth))
     except Exception as error:
-        return _failed(TOOL, error)
+        return _make_failed_answer(TOOL, error)
 
 
-def _asked(rule: Rule, recording: Path, truth: Truth, name: str) -> Answer:
+def _apply_rule(rule: Rule, recording: Path, truth: Truth, name: str) -> Answer:
     try:
         return rule(recording, truth)
     except Exception as error:
-        return _failed(name, error)
+        return _make_failed_answer(name, error)
 
 
-def _failed(tool: str, error: Exception) -> Answer:
-    """An answer that says nothing is wrong: what a user learns from a tool that fails."""
+def _make_failed_answer(tool: str, error: Exception) -> Answer:
+    """Make an answer without causes: what a user learns from a tool that fails."""
     print(f"{tool}: {type(error).__name__}: {error}", file=sys.stderr)
     return Answer(tool, causes=(), culprits=())
 
 
-def _given(run: str, folder: Path) -> Iterator[Answer]:
+def _load_answer(run: str, folder: Path) -> Iterator[Answer]:
     for path in (
         folder / run / "answer.json",
         folder / f"{run}.json",
@@ -209,9 +209,11 @@ def _given(run: str, folder: Path) -> Iterator[Answer]:
             yield answers.load(path)
 
 
-def _kept(work: Work, rows: tuple[Row, ...], folder: Path, settings: Settings) -> tuple[Row, ...]:
-    """Keep a run that we were wrong about, so that one can go and look."""
-    mine = [row for row in rows if row.tool == TOOL and wrong(row)]
+def _keep_wrong_run(
+    work: ScoredRun, rows: tuple[JudgedRun, ...], folder: Path, settings: Settings
+) -> tuple[JudgedRun, ...]:
+    """Keep the files of a run with a wrong answer for debugging."""
+    mine = [row for row in rows if row.tool == TOOL and list_errors(row)]
     if not mine or (settings.keep is None and work.folder is None):
         return rows
     place = folder

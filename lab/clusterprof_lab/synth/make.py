@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from clusterprof_lab import truth
 from clusterprof_lab.scenario import Trial
-from clusterprof_lab.synth.record import Seen, clocks, record
-from clusterprof_lab.synth.simulate import simulate
+from clusterprof_lab.synth.record import RecordingQuality, draw_clocks, write_story
+from clusterprof_lab.synth.simulate import simulate_trial
 from clusterprof_lab.synth.story import Rank, Story
 
 JITTER_NS = 300_000
@@ -21,27 +21,29 @@ LOST_RATIOS = (0.0, 0.0, 0.0, 0.1)
 
 def make_sharded(trial: Trial, folder: Path, ranks: int | None = None) -> truth.Truth:
     """Make the same fault in a job of the second shape: see `simulate_sharded`."""
-    return make(trial, folder, ranks, "sharded")
+    return make_trial(trial, folder, ranks, "sharded")
 
 
-def make(trial: Trial, folder: Path, ranks: int | None = None, shape: str = "") -> truth.Truth:
+def make_trial(
+    trial: Trial, folder: Path, ranks: int | None = None, shape: str = ""
+) -> truth.Truth:
     """Simulate a trial and write `recording/`, `truth.json` and the times of the devices' work.
 
     The folder is new. Raises FileExistsError when it holds a run already, and PlanError for a
     scenario that the generator cannot make.
     """
-    story, run_truth = simulate(trial, ranks, shape=shape)
+    story, run_truth = simulate_trial(trial, ranks, shape=shape)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recording").mkdir()
     random = np.random.default_rng([int(trial.draw().integers(1 << 32)), 1])
-    off = clocks(random, story.nodes)
+    off = draw_clocks(random, story.nodes)
     lost = float(random.choice(LOST_RATIOS))
-    seen = Seen(clocks=off, jitter_ns=JITTER_NS, lost_samples_ratio=lost)
-    jobs = _jobs(story)
+    seen = RecordingQuality(clocks=off, jitter_ns=JITTER_NS, lost_samples_ratio=lost)
+    jobs = _split_jobs(story)
     resident: dict[str, NDArray[np.int64]] = {}
     for job in jobs:
         others = [other_job for other_job in jobs if other_job is not job]
-        resident |= record(job, folder / "recording", random, seen, others)
+        resident |= write_story(job, folder / "recording", random, seen, others)
     np.savez_compressed(folder / truth.WORK_FILE, **resident)  # type: ignore[arg-type]
     run_truth = replace(
         run_truth,
@@ -49,11 +51,11 @@ def make(trial: Trial, folder: Path, ranks: int | None = None, shape: str = "") 
         clocks=off,
         parameters={**run_truth.parameters, "lost_samples_ratio": lost},
     )
-    truth.write(run_truth, folder)
+    truth.write_truth(run_truth, folder)
     return run_truth
 
 
-def _jobs(story: Story) -> list[Story]:
+def _split_jobs(story: Story) -> list[Story]:
     """Jobs have a rendezvous each, and a recorder per node each."""
     ranks_by_port: dict[str, list[Rank]] = {}
     for rank in story.ranks:

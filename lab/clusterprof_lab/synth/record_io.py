@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.errors import Unavailable
 from clusterprof.signals import Signal
-from clusterprof_lab.synth.record_node import Column, grain
-from clusterprof_lab.synth.record_sight import Sight
-from clusterprof_lab.synth.record_sums import accrued, covered, no_faster
+from clusterprof_lab.synth.interval_sums import limit_growth, measure_covered_ns, sum_amounts
+from clusterprof_lab.synth.record_node import Column, round_to_unit
+from clusterprof_lab.synth.recorder_view import RecorderView
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -25,10 +25,10 @@ _READ_BYTES = 131_072  # of one request, where the story does not count them
 _PACKET_BYTES = 8_900
 
 
-class Asked:
-    """Acts that asked one disk, mount or host for something; m rows."""
+class IoRequests:
+    """The requests of acts to a disk, mount or host; m rows."""
 
-    def __init__(self, sight: Sight, wanted: Callable[[str, str], bool]) -> None:
+    def __init__(self, sight: RecorderView, wanted: Callable[[str, str], bool]) -> None:
         rows = [
             (
                 track.start_ns[i],
@@ -39,7 +39,7 @@ class Asked:
                 act.operations,
                 act.queued_ns,
             )
-            for track, picked in _picked(sight, wanted)
+            for track, picked in _select_requests(sight, wanted)
             for i in picked
             for act in (track.acts[i],)
         ]
@@ -48,9 +48,9 @@ class Asked:
         self.resource, self.what = (np.array(c, np.str_) for c in columns[2:4])
         self.bytes, self.operations, self.queued_ns = (np.array(c, np.int64) for c in columns[4:])
 
-    def total(self, of: NDArray[np.bool_], amounts: Int | Float, t_ns: Int) -> Float:
-        """Return float64[n]: how much of these rows' amounts had come by each time."""
-        return accrued(self.start_ns[of], self.end_ns[of], amounts[of], t_ns)
+    def sum_until(self, of: NDArray[np.bool_], amounts: Int | Float, t_ns: Int) -> Float:
+        """Return float64[n]: the amount of these rows that was complete by each time."""
+        return sum_amounts(self.start_ns[of], self.end_ns[of], amounts[of], t_ns)
 
     @property
     def length_ns(self) -> Int:
@@ -58,25 +58,25 @@ class Asked:
         return self.end_ns - self.start_ns
 
 
-def _picked(sight: Sight, wanted: Callable[[str, str], bool]):  # type: ignore[no-untyped-def]
+def _select_requests(sight: RecorderView, wanted: Callable[[str, str], bool]):  # type: ignore[no-untyped-def]
     codes = [code for key, code in sight.codes.of.items() if wanted(*key)]
     for track in sight.everybody if codes else ():
         yield track, np.flatnonzero(np.isin(track.code, codes)).tolist()
 
 
-def disks_of(sight: Sight) -> tuple[str, ...]:
+def list_disks(sight: RecorderView) -> tuple[str, ...]:
     """Return the disks of a node; one that only an act or a signal names is one too."""
-    named = sight.devices("disk.")
+    named = sight.list_story_devices("disk.")
     for track in sight.everybody:
         named += [act.resource for act in track.acts if act.doing == "block-io" and act.resource]
     return tuple(dict.fromkeys([*sight.node.disks, *named]))
 
 
-def disk(sight: Sight, ticks: Int) -> list[Column]:
+def make_disk_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/diskstats; a request without a disk's name is for the last one."""
-    names = disks_of(sight)
+    names = list_disks(sight)
     t_ns = sight.t_ns[ticks]
-    asked = Asked(sight, lambda doing, what: doing == "block-io" or what in ("swap", "fault"))
+    asked = IoRequests(sight, lambda doing, what: doing == "block-io" or what in ("swap", "fault"))
     where = np.where(np.isin(asked.resource, names), asked.resource, names[-1])
     writes = np.isin(asked.what, ("write", "fsync"))
     columns = []
@@ -88,15 +88,25 @@ def disk(sight: Sight, ticks: Int) -> list[Column]:
             requests = np.where(asked.operations > 0, asked.operations, guess)
             amounts = (asked.bytes, requests, asked.length_ns)
             for signal, amount, unit in zip(kinds, amounts, (512, 1, MS)):
-                total = asked.total(of, amount, t_ns) + sight.risen(signal.name, name, ticks)
+                total = asked.sum_until(of, amount, t_ns) + sight.compute_story_growth(
+                    signal.name, name, ticks
+                )
                 waits[signal.name] = total
-                columns.append(Column(signal, name, grain(sight.base(unit) + total, unit)))
-        busy = covered(asked.start_ns[mine], asked.end_ns[mine], t_ns)
-        busy = no_faster(busy + sight.risen(signals.DISK_BUSY.name, name, ticks), t_ns)
+                columns.append(
+                    Column(
+                        signal, name, round_to_unit(sight.draw_initial_value(unit) + total, unit)
+                    )
+                )
+        busy = measure_covered_ns(asked.start_ns[mine], asked.end_ns[mine], t_ns)
+        busy = limit_growth(
+            busy + sight.compute_story_growth(signals.DISK_BUSY.name, name, ticks), t_ns
+        )
         queue = waits[signals.DISK_READ_TIME.name] + waits[signals.DISK_WRITE_TIME.name]
-        queue = queue + sight.risen(signals.DISK_QUEUE.name, name, ticks)
+        queue = queue + sight.compute_story_growth(signals.DISK_QUEUE.name, name, ticks)
         for signal, total in ((signals.DISK_BUSY, busy), (signals.DISK_QUEUE, queue)):
-            columns.append(Column(signal, name, grain(sight.base(MS) + total, MS)))
+            columns.append(
+                Column(signal, name, round_to_unit(sight.draw_initial_value(MS) + total, MS))
+            )
     return columns
 
 
@@ -109,24 +119,24 @@ _SLOTS = 64
 _BASED = (signals.NFS_READ_BYTES, signals.NFS_WRITE_BYTES, signals.NFS_BACKLOG)
 
 
-def nfs_mounts(sight: Sight) -> list[str]:
+def list_nfs_mounts(sight: RecorderView) -> list[str]:
     """Return the mount points of NFS file systems."""
     return [point for point, _, kind in sight.node.mounts if kind.startswith("nfs")]
 
 
-def mounts(sight: Sight, ticks: Int) -> list[Column]:
+def make_mount_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/self/mountstats: what each operation waited for a slot and for its reply."""
-    points = nfs_mounts(sight)
-    asked = Asked(sight, lambda doing, what: doing == "nfs")
+    points = list_nfs_mounts(sight)
+    asked = IoRequests(sight, lambda doing, what: doing == "nfs")
     where = np.where(np.isin(asked.resource, points), asked.resource, (points or [""])[-1])
     columns: list[Column] = []
     for point in points:
-        columns += _mount(sight, ticks, asked, where == point, point)
+        columns += _make_mount_columns(sight, ticks, asked, where == point, point)
     return columns
 
 
-def _mount(
-    sight: Sight, ticks: Int, asked: Asked, mine: NDArray[np.bool_], point: str
+def _make_mount_columns(
+    sight: RecorderView, ticks: Int, asked: IoRequests, mine: NDArray[np.bool_], point: str
 ) -> list[Column]:
     t_ns = sight.t_ns[ticks]
     what = np.where(asked.what == "", "READ", asked.what)
@@ -154,10 +164,14 @@ def _mount(
             now = 1 if signal is signals.NFS_CONNECTIONS else _SLOTS
             columns.append(Column(signal, point, np.full(ticks.size, float(now))))
             continue
-        total = asked.total(of, amount, t_ns) + sight.risen(signal.name, point, ticks)
-        base = sight.base() if signal in _BASED else 0
-        columns.append(Column(signal, point, grain(base + total, 1)))
-    listed = [d.removeprefix(f"{point}:") for d in sight.devices("nfs.") if f"{point}:" in d]
+        total = asked.sum_until(of, amount, t_ns) + sight.compute_story_growth(
+            signal.name, point, ticks
+        )
+        base = sight.draw_initial_value() if signal in _BASED else 0
+        columns.append(Column(signal, point, round_to_unit(base + total, 1)))
+    listed = [
+        d.removeprefix(f"{point}:") for d in sight.list_story_devices("nfs.") if f"{point}:" in d
+    ]
     for op in dict.fromkeys(["READ", "WRITE", *sorted(set(what[mine].tolist())), *listed]):
         of = mine & (what == op)
         device = f"{point}:{op}"
@@ -169,9 +183,11 @@ def _mount(
             (signals.NFS_EXECUTE, asked.length_ns, MS),
             (signals.NFS_TIMEOUTS, 0 * requests, 1),
         ):
-            total = asked.total(of, amount, t_ns) + sight.risen(signal.name, device, ticks)
-            base = 0 if signal is signals.NFS_TIMEOUTS else sight.base(unit)
-            columns.append(Column(signal, device, grain(base + total, unit)))
+            total = asked.sum_until(of, amount, t_ns) + sight.compute_story_growth(
+                signal.name, device, ticks
+            )
+            base = 0 if signal is signals.NFS_TIMEOUTS else sight.draw_initial_value(unit)
+            columns.append(Column(signal, device, round_to_unit(base + total, unit)))
     return columns
 
 
@@ -189,36 +205,44 @@ _TCP = (signals.TCP_SEGMENTS, signals.TCP_RETRANSMITS, signals.TCP_TIMEOUTS)
 _OF_NETWORK = tuple(signal.name for signal in _TRAFFIC)
 
 
-def nics_of(sight: Sight) -> list[str]:
+def list_nics(sight: RecorderView) -> list[str]:
     """Return the network interfaces of a node, the job's own first."""
-    return sight.devices(*_OF_NETWORK, "tcp.job_") or [NIC]
+    return sight.list_story_devices(*_OF_NETWORK, "tcp.job_") or [NIC]
 
 
-def network(sight: Sight, ticks: Int) -> list[Column]:
+def make_network_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/net/dev, link speeds, and TCP's counters of the machine."""
     t_ns = sight.t_ns[ticks]
-    asked = Asked(sight, lambda doing, what: doing in ("socket", "nfs"))
+    asked = IoRequests(sight, lambda doing, what: doing in ("socket", "nfs"))
     all_of = np.ones(len(asked.bytes), np.bool_)
-    received = asked.total(all_of, asked.bytes, t_ns)
+    received = asked.sum_until(all_of, asked.bytes, t_ns)
     columns = []
-    for number, nic in enumerate(nics_of(sight)):
+    for number, nic in enumerate(list_nics(sight)):
         for signal in _TRAFFIC:
             if signal is signals.NET_LINK_SPEED:
-                speed = sight.held(signal.name, nic, ticks, LINK_BYTES_PER_SECOND)
+                speed = sight.get_story_gauge(signal.name, nic, ticks, LINK_BYTES_PER_SECOND)
                 columns.append(Column(signal, nic, speed))
                 continue
-            total = sight.risen(signal.name, nic, ticks)
+            total = sight.compute_story_growth(signal.name, nic, ticks)
             if number == 0 and signal is signals.NET_RECEIVE:
                 total = total + received
             small = signal not in (signals.NET_RECEIVE, signals.NET_TRANSMIT)
-            columns.append(Column(signal, nic, grain(total + (2 if small else sight.base()), 1)))
+            columns.append(
+                Column(
+                    signal,
+                    nic,
+                    round_to_unit(total + (2 if small else sight.draw_initial_value()), 1),
+                )
+            )
     sent = np.zeros(len(ticks))
-    for nic in nics_of(sight):
-        sent = sent + sight.risen(signals.NET_TRANSMIT.name, nic, ticks) / _PACKET_BYTES
+    for nic in list_nics(sight):
+        sent = (
+            sent + sight.compute_story_growth(signals.NET_TRANSMIT.name, nic, ticks) / _PACKET_BYTES
+        )
     for signal in _TCP:
-        total = sight.risen(signal.name, "", ticks)
+        total = sight.compute_story_growth(signal.name, "", ticks)
         total = total + (sent if signal is signals.TCP_SEGMENTS else 0)
-        columns.append(Column(signal, "", grain(sight.base() + total, 1)))
+        columns.append(Column(signal, "", round_to_unit(sight.draw_initial_value() + total, 1)))
     return columns
 
 
@@ -242,38 +266,46 @@ _JOB_COUNTERS = (
 )
 
 
-def sockets(sight: Sight, ticks: Int) -> list[Column]:
+def make_socket_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """The job's own TCP connections, by interface; none where the story has none."""
     columns = []
-    for nic in sight.devices("tcp.job_"):
+    for nic in sight.list_story_devices("tcp.job_"):
         for gauge, otherwise in _JOB_GAUGES:
-            has_values = bool(sight.extra(gauge.name, nic)) or otherwise is not None
-            values = sight.held(gauge.name, nic, ticks, otherwise or 0.0)
+            has_values = bool(sight.get_story_values(gauge.name, nic)) or otherwise is not None
+            values = sight.get_story_gauge(gauge.name, nic, ticks, otherwise or 0.0)
             columns.append(Column(gauge, nic, values, None if has_values else _NO_ANSWER))
         for signal in _JOB_COUNTERS:
-            columns.append(Column(signal, nic, grain(sight.risen(signal.name, nic, ticks), 1)))
+            columns.append(
+                Column(
+                    signal,
+                    nic,
+                    round_to_unit(sight.compute_story_growth(signal.name, nic, ticks), 1),
+                )
+            )
     return columns
 
 
-def collect_from_story(*names: Signal) -> Callable[[Sight, Int], list[Column]]:
+def make_story_collector(*names: Signal) -> Callable[[RecorderView, Int], list[Column]]:
     """Return a collector of counters and gauges whose values are only in the story."""
 
-    def collect(sight: Sight, ticks: Int) -> list[Column]:
+    def collect(sight: RecorderView, ticks: Int) -> list[Column]:
         columns = []
-        for device in sight.devices(*(signal.name for signal in names)):
+        for device in sight.list_story_devices(*(signal.name for signal in names)):
             for signal in names:
                 if signal.is_counter:
-                    total = sight.base() + sight.risen(signal.name, device, ticks)
-                    columns.append(Column(signal, device, grain(total, 1)))
-                elif sight.extra(signal.name, device):
-                    values = sight.held(signal.name, device, ticks, 0.0)
+                    total = sight.draw_initial_value() + sight.compute_story_growth(
+                        signal.name, device, ticks
+                    )
+                    columns.append(Column(signal, device, round_to_unit(total, 1)))
+                elif sight.get_story_values(signal.name, device):
+                    values = sight.get_story_gauge(signal.name, device, ticks, 0.0)
                     columns.append(Column(signal, device, values))
         return columns
 
     return collect
 
 
-rdma = collect_from_story(
+rdma = make_story_collector(
     signals.RDMA_RECEIVE,
     signals.RDMA_TRANSMIT,
     signals.RDMA_TRANSMIT_WAIT,
@@ -299,10 +331,17 @@ _ETHTOOL = (
 )
 
 
-def ethtool(sight: Sight, ticks: Int) -> list[Column]:
+def make_ethtool_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """What drivers count of their ports: the columns of which the story tells."""
     return [
-        Column(signal, device, grain(sight.base() + sight.risen(signal.name, device, ticks), 1))
+        Column(
+            signal,
+            device,
+            round_to_unit(
+                sight.draw_initial_value() + sight.compute_story_growth(signal.name, device, ticks),
+                1,
+            ),
+        )
         for signal in _ETHTOOL
-        for device in sight.devices(signal.name)
+        for device in sight.list_story_devices(signal.name)
     ]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from clusterprof import signals
 from clusterprof.errors import Unavailable
 from clusterprof.signals import Signal
-from clusterprof_lab.synth.record_acts import ROW
-from clusterprof_lab.synth.record_sight import Sight
-from clusterprof_lab.synth.record_sums import accrued, no_faster, union
+from clusterprof_lab.synth.activity_counters import ROW
+from clusterprof_lab.synth.interval_sums import limit_growth, merge_intervals, sum_amounts
+from clusterprof_lab.synth.recorder_view import RecorderView
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -36,35 +36,39 @@ class Column:
     """Why there is none."""
 
 
-def grain(values: Float, unit: int) -> Float:
+def round_to_unit(values: Float, unit: int) -> Float:
     """Return counters as a file shows them that counts whole units."""
     return np.floor((values + 0.5) / unit) * unit
 
 
-def cpu(sight: Sight, ticks: Int) -> list[Column]:
+def make_cpu_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/stat, all cores together."""
-    times = _cpu_times(sight, sight.sums(ticks), "all", sight.node.cpus, ticks)
+    times = _make_cpu_times(sight, sight.sum_threads(ticks), "all", sight.node.cpus, ticks)
     states = np.array([place.state for place in sight.codes.places] or [""])
     doing = sight.doing[:, ticks]
     runs = ((states[doing] == "R") & (doing >= 0)).sum(axis=0)
-    waits = _io_waits(sight)
+    waits = _compute_io_waits(sight)
     blocked = ((doing >= 0) & waits[doing]).sum(axis=0)
     for signal, now in ((signals.CPU_RUNNABLE, runs + 1), (signals.CPU_BLOCKED, blocked)):
-        times.append(Column(signal, "", sight.held(signal.name, "", ticks, now.astype(float))))
+        times.append(
+            Column(signal, "", sight.get_story_gauge(signal.name, "", ticks, now.astype(float)))
+        )
     return times
 
 
-def cores(sight: Sight, ticks: Int) -> list[Column]:
+def make_core_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/stat, core by core: each thread has one of its own as long as there are any."""
     count = sight.node.cpus
     columns = []
     for core in range(count):
         sums = sight.grown[core::count][:, :, ticks].sum(axis=0)
-        columns += _cpu_times(sight, sums, str(core), 1, ticks)
+        columns += _make_cpu_times(sight, sums, str(core), 1, ticks)
     return columns
 
 
-def _cpu_times(sight: Sight, sums: Float, device: str, cpus: int, ticks: Int) -> list[Column]:
+def _make_cpu_times(
+    sight: RecorderView, sums: Float, device: str, cpus: int, ticks: Int
+) -> list[Column]:
     t_ns = sight.t_ns[ticks]
     share = 1.0 if device == "all" else 1.0 / sight.node.cpus
     times = []
@@ -76,21 +80,21 @@ def _cpu_times(sight: Sight, sums: Float, device: str, cpus: int, ticks: Int) ->
         (signals.CPU_STEAL, ""),
     ):
         spent = sums[ROW[name]] if name else np.zeros(len(ticks))
-        spent = spent + share * sight.risen(signal.name, "all", ticks)
+        spent = spent + share * sight.compute_story_growth(signal.name, "all", ticks)
         rest = rest - (spent - spent[0])
         times.append((signal, spent))
     times.insert(2, (signals.CPU_IDLE, np.maximum.accumulate(np.maximum(rest, 0.0))))
     return [
-        Column(signal, device, grain(sight.base(JIFFY_NS) + spent, JIFFY_NS))
+        Column(signal, device, round_to_unit(sight.draw_initial_value(JIFFY_NS) + spent, JIFFY_NS))
         for signal, spent in times
     ]
 
 
-def _io_waits(sight: Sight) -> NDArray[np.bool_]:
+def _compute_io_waits(sight: RecorderView) -> NDArray[np.bool_]:
     return np.array(["iowait" in place.counts for place in sight.codes.places] or [False])
 
 
-def pressure(sight: Sight, ticks: Int) -> list[Column]:
+def make_pressure_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/pressure and that of the job's cgroup."""
     columns = []
     own = len(sight.tracks)
@@ -103,14 +107,16 @@ def pressure(sight: Sight, ticks: Int) -> list[Column]:
             (signals.PRESSURE_MEMORY_SOME, "memory"),
             (signals.PRESSURE_MEMORY_FULL, "memory"),
         ):
-            stalled = _stalled(of[:, ROW[name]], of[:, ROW["not_idle"]], sight.t_ns[ticks])
-            stalled = stalled + sight.risen(signal.name, device, ticks)
-            total = no_faster(stalled, sight.t_ns[ticks])
-            columns.append(Column(signal, device, grain(sight.base(1000) + total, 1000)))
+            stalled = _average_stall(of[:, ROW[name]], of[:, ROW["not_idle"]], sight.t_ns[ticks])
+            stalled = stalled + sight.compute_story_growth(signal.name, device, ticks)
+            total = limit_growth(stalled, sight.t_ns[ticks])
+            columns.append(
+                Column(signal, device, round_to_unit(sight.draw_initial_value(1000) + total, 1000))
+            )
     return columns
 
 
-def _stalled(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
+def _average_stall(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
     """The kernel's mean over CPUs, weighted by how long each was not idle; a thread is a CPU.
 
     https://www.kernel.org/doc/html/latest/accounting/psi.html and kernel/sched/psi.c
@@ -123,7 +129,7 @@ def _stalled(stall_ns: Float, not_idle_ns: Float, t_ns: Int) -> Float:
     return np.concatenate([[0.0], np.cumsum(mean)])
 
 
-def recorder(sight: Sight, ticks: Int) -> list[Column]:
+def make_recorder_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """What recording cost: `self.*` as the loop knows it."""
     kept = np.zeros(len(sight.t_ns), np.bool_)
     kept[sight.kept] = True
@@ -137,13 +143,17 @@ def recorder(sight: Sight, ticks: Int) -> list[Column]:
     ]
 
 
-def memory(sight: Sight, ticks: Int) -> list[Column]:
+def make_memory_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """/proc/meminfo, /proc/vmstat, and the NUMA nodes' numastat."""
-    sums = sight.sums(ticks)
-    scanned = _amounts(sight, "memory", ("reclaim", ""), ticks) / PAGE_BYTES
-    again = _amounts(sight, "block-io", ("again",), ticks) / PAGE_BYTES
+    sums = sight.sum_threads(ticks)
+    scanned = _sum_bytes(sight, "memory", ("reclaim", ""), ticks) / PAGE_BYTES
+    again = _sum_bytes(sight, "block-io", ("again",), ticks) / PAGE_BYTES
     columns = [
-        Column(signal, "", grain(sight.held(signal.name, "", ticks, otherwise), PAGE_BYTES))
+        Column(
+            signal,
+            "",
+            round_to_unit(sight.get_story_gauge(signal.name, "", ticks, otherwise), PAGE_BYTES),
+        )
         for signal, otherwise in (
             (signals.MEMORY_AVAILABLE, 0.75 * MEMORY_BYTES),
             (signals.MEMORY_CACHED, 0.25 * MEMORY_BYTES),
@@ -162,29 +172,31 @@ def memory(sight: Sight, ticks: Int) -> list[Column]:
         (signals.MEMORY_OOM_KILLS, "", none, 1),
         (signals.MEMORY_NUMA_MISSES, "node0", none, 1),
     ):
-        total = grown + sight.risen(signal.name, device, ticks)
-        base = 0 if signal is signals.MEMORY_OOM_KILLS else sight.base(unit)
-        columns.append(Column(signal, device, grain(base + total, unit)))
+        total = grown + sight.compute_story_growth(signal.name, device, ticks)
+        base = 0 if signal is signals.MEMORY_OOM_KILLS else sight.draw_initial_value(unit)
+        columns.append(Column(signal, device, round_to_unit(base + total, unit)))
     return columns
 
 
-def _amounts(sight: Sight, doing: str, what: tuple[str, ...], ticks: Int) -> Float:
+def _sum_bytes(sight: RecorderView, doing: str, what: tuple[str, ...], ticks: Int) -> Float:
     """Bytes of acts of some kinds."""
     codes = [code for key, code in sight.codes.of.items() if key[0] == doing and key[1] in what]
     total = np.zeros(len(ticks))
     for track in sight.everybody if codes else ():
         of = np.isin(track.code, codes)
         spans = track.start_ns[of], track.end_ns[of]
-        total += accrued(*spans, track.bytes[of], sight.t_ns[ticks])
+        total += sum_amounts(*spans, track.bytes[of], sight.t_ns[ticks])
     return total
 
 
-def cgroup(sight: Sight, ticks: Int) -> list[Column]:
+def make_cgroup_columns(sight: RecorderView, ticks: Int) -> list[Column]:
     """cpu.stat, cpu.max, memory.* of the job's cgroup."""
-    sums = sight.sums(ticks, own=True)
-    throttled = sums[ROW["throttled"]] + sight.risen(signals.CGROUP_THROTTLED.name, "", ticks)
-    periods, ran_out = _periods(sight, ticks)
-    quota = sight.extra(signals.CGROUP_QUOTA.name, "")
+    sums = sight.sum_threads(ticks, own=True)
+    throttled = sums[ROW["throttled"]] + sight.compute_story_growth(
+        signals.CGROUP_THROTTLED.name, "", ticks
+    )
+    periods, ran_out = _count_quota_periods(sight, ticks)
+    quota = sight.get_story_values(signals.CGROUP_QUOTA.name, "")
     limited = bool(quota) or bool(throttled.any())
     cpus = (
         float(
@@ -192,19 +204,23 @@ def cgroup(sight: Sight, ticks: Int) -> list[Column]:
         )
         or 1.0
     )
-    high = _high_events(sight, ticks)
-    limit = sight.extra(signals.CGROUP_MEMORY_LIMIT.name, "")
+    high = _count_high_events(sight, ticks)
+    limit = sight.get_story_values(signals.CGROUP_MEMORY_LIMIT.name, "")
     used = sums[ROW["user"]] + sums[ROW["system"]]
 
     def counter(signal: Signal, grown: Float, unit: int = 1) -> Column:
-        base = sight.base(1000 * unit) if unit > 1 else 0
-        return Column(signal, "", grain(base + grown, unit))
+        base = sight.draw_initial_value(1000 * unit) if unit > 1 else 0
+        return Column(signal, "", round_to_unit(base + grown, unit))
 
     def gauge(signal: Signal, otherwise: float) -> Column:
-        return Column(signal, "", sight.held(signal.name, "", ticks, otherwise))
+        return Column(signal, "", sight.get_story_gauge(signal.name, "", ticks, otherwise))
 
     columns = [
-        counter(signals.CGROUP_CPU, used + sight.risen(signals.CGROUP_CPU.name, "", ticks), 1000),
+        counter(
+            signals.CGROUP_CPU,
+            used + sight.compute_story_growth(signals.CGROUP_CPU.name, "", ticks),
+            1000,
+        ),
         counter(signals.CGROUP_PERIODS, periods if limited else 0 * periods),
         counter(signals.CGROUP_THROTTLED_PERIODS, ran_out),
         counter(signals.CGROUP_THROTTLED, throttled, 1000),
@@ -212,14 +228,17 @@ def cgroup(sight: Sight, ticks: Int) -> list[Column]:
         gauge(signals.CGROUP_MEMORY, float(40 << 30)),
         gauge(signals.CGROUP_MEMORY_LIMIT, 0.0),
         counter(signals.CGROUP_MEMORY_HIGH, high),
-        counter(signals.CGROUP_OOM_KILLS, sight.risen(signals.CGROUP_OOM_KILLS.name, "", ticks)),
+        counter(
+            signals.CGROUP_OOM_KILLS,
+            sight.compute_story_growth(signals.CGROUP_OOM_KILLS.name, "", ticks),
+        ),
     ]
     columns[4].why = None if limited else _NO_QUOTA
     columns[6].why = None if limit else _NO_LIMIT
     return columns
 
 
-def _periods(sight: Sight, ticks: Int) -> tuple[Float, Float]:
+def _count_quota_periods(sight: RecorderView, ticks: Int) -> tuple[Float, Float]:
     """Quota periods that had begun, and those in which the quota ran out."""
     t_ns = sight.t_ns[ticks]
     begun = np.floor((t_ns - sight.start_ns) / PERIOD_NS)
@@ -229,17 +248,19 @@ def _periods(sight: Sight, ticks: Int) -> tuple[Float, Float]:
         of = np.isin(track.code, codes)
         starts.append(track.start_ns[of])
         ends.append(track.end_ns[of])
-    start, _ = union(np.concatenate(starts), np.concatenate(ends))
+    start, _ = merge_intervals(np.concatenate(starts), np.concatenate(ends))
     _, at = np.unique((start - sight.start_ns) // PERIOD_NS, return_index=True)
     ran_out = np.searchsorted(start[at], t_ns, side="right").astype(float)
-    injected = sight.risen(signals.CGROUP_THROTTLED_PERIODS.name, "", ticks)
-    return begun + sight.risen(signals.CGROUP_PERIODS.name, "", ticks), ran_out + injected
+    injected = sight.compute_story_growth(signals.CGROUP_THROTTLED_PERIODS.name, "", ticks)
+    return begun + sight.compute_story_growth(
+        signals.CGROUP_PERIODS.name, "", ticks
+    ), ran_out + injected
 
 
-def _high_events(sight: Sight, ticks: Int) -> Float:
+def _count_high_events(sight: RecorderView, ticks: Int) -> Float:
     codes = [code for key, code in sight.codes.of.items() if key == ("memory", "")]
     t_ns = sight.t_ns[ticks]
-    total = sight.risen(signals.CGROUP_MEMORY_HIGH.name, "", ticks)
+    total = sight.compute_story_growth(signals.CGROUP_MEMORY_HIGH.name, "", ticks)
     for track in sight.tracks if codes else ():
         of = np.isin(track.code, codes)
         before = np.concatenate([[0], np.cumsum(np.maximum(track.operations[of], 1))])

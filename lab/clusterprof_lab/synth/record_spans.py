@@ -12,9 +12,9 @@ from clusterprof.agent.processes import registry
 from clusterprof.agent.processes.span_rings import LONG_OPERATION_NS
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Event, Spans
-from clusterprof_lab.synth.record_acts import ROW, Track
-from clusterprof_lab.synth.record_sight import Sight
-from clusterprof_lab.synth.record_tables import started_ticks
+from clusterprof_lab.synth.activity_counters import ROW, ThreadTrack
+from clusterprof_lab.synth.record_tables import get_start_ticks
+from clusterprof_lab.synth.recorder_view import RecorderView
 from clusterprof_lab.synth.story import Rank
 
 Int = NDArray[np.int64]
@@ -25,11 +25,11 @@ _OF_ANOTHER = (layout.EXPOSED, layout.EXPOSED_COLLECTIVE)  # field a: the number
 class Ring:
     """The spans of one process, of whichever thread; `take` drains them."""
 
-    def __init__(self, sight: Sight, tracks: Sequence[Track]) -> None:
+    def __init__(self, sight: RecorderView, tracks: Sequence[ThreadTrack]) -> None:
         self.track, self._sight = tracks[0], sight
         pid = self.track.thread.pid
         until_ns = min(sight.end_ns, sight.exits.get(pid, sight.end_ns))
-        table = np.concatenate([_marks(sight, track) for track in tracks], axis=1)
+        table = np.concatenate([_make_spans(sight, track) for track in tracks], axis=1)
         order = np.argsort(table[1], kind="stable")  # a span is written when it ends
         _renumber(table, order)
         table = table[:, order]
@@ -62,11 +62,11 @@ class Ring:
         }
         kinds = {kind for kind in columns["kind"] if kind >= layout.FIRST_USER_KIND}
         names = {kind: f"user-{kind - layout.FIRST_USER_KIND}" for kind in sorted(kinds)}
-        ticks = started_ticks(self.track)
+        ticks = get_start_ticks(self.track)
         return Spans(self.track.thread.pid, ticks, first + 1, dropped, names, columns)
 
 
-def _marks(sight: Sight, track: Track) -> Int:
+def _make_spans(sight: RecorderView, track: ThreadTrack) -> Int:
     """int64[fields, n]: the spans of a thread on its node's clock.
 
     What a fetch used of CPU and disk is filled in where the story leaves it to the acts (all 0).
@@ -75,7 +75,9 @@ def _marks(sight: Sight, track: Track) -> Int:
     table[0], table[1] = sight.clock.read(table[0]), sight.clock.read(table[1])
     bare = (table[2] == layout.FETCH) & (table[4:7] == 0).all(axis=0)
     if bare.any():
-        used = track.grown(table[1, bare], sight.codes) - track.grown(table[0, bare], sight.codes)
+        used = track.compute_counters(table[1, bare], sight.codes) - track.compute_counters(
+            table[0, bare], sight.codes
+        )
         for field, name in ((4, "user"), (5, "system"), (6, "read_bytes")):
             table[field, bare] = np.rint(used[ROW[name]]).astype(np.int64)
     return table
@@ -91,11 +93,11 @@ def _renumber(table: Int, order: Int) -> None:
         table[3, rows[known]] = number[table[3, rows[known]]]
 
 
-def rings(sight: Sight) -> list[Ring]:
+def make_rings(sight: RecorderView) -> list[Ring]:
     """Return the rings of all processes that marked anything."""
-    if sight.seen.why("spans"):
+    if sight.seen.explain_missing("spans"):
         return []
-    by_pid: dict[int, list[Track]] = {}
+    by_pid: dict[int, list[ThreadTrack]] = {}
     for number in sight.recorded:
         track = sight.tracks[number]
         by_pid.setdefault(track.thread.pid, []).append(track)
@@ -104,11 +106,11 @@ def rings(sight: Sight) -> list[Ring]:
     ]
 
 
-def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:
+def make_events(sight: RecorderView, all_rings: list[Ring]) -> list[Event]:
     """Return registrations, groups, operations under way and exits, by time."""
     tracks = {id(track.thread): track for track in sight.tracks}
     listed: list[Event] = []
-    local = {rank.rank: number for number, rank in enumerate(_by_rank(sight))}
+    local = {rank.rank: number for number, rank in enumerate(_group_by_rank(sight))}
     for rank in sight.ranks:
         track = tracks[id(rank.main)]
         t_ns = max(sight.start_ns, track.born_ns)
@@ -116,10 +118,10 @@ def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:
             continue
         registration = {
             "pid": rank.main.pid,
-            "started_ticks": started_ticks(track),
+            "started_ticks": get_start_ticks(track),
             "role": "python",
             "device": rank.device,
-            "variables": _variables(sight, rank, local[rank.rank], len(local)),
+            "variables": _make_variables(sight, rank, local[rank.rank], len(local)),
         }
         listed.append(
             Event(t_ns, "process-registered", registry.parse_registration(registration) or {})
@@ -127,20 +129,20 @@ def events(sight: Sight, all_rings: list[Ring]) -> list[Event]:
         for group, ranks in rank.groups.items():
             announcement = {"pid": rank.main.pid, "group": group, "ranks": list(ranks)}
             listed.append(Event(t_ns, "group-announced", registry.parse_group(announcement) or {}))
-        listed += _exit(sight, rank, track)
+        listed += _make_exit(sight, rank, track)
     for ring in all_rings:
-        listed += _under_way(sight, ring)
+        listed += _make_unfinished(sight, ring)
     return sorted(listed, key=lambda event: event.t_ns)
 
 
-def _by_rank(sight: Sight) -> list[Rank]:
+def _group_by_rank(sight: RecorderView) -> list[Rank]:
     first: dict[int, Rank] = {}
     for rank in sorted(sight.every, key=lambda rank: rank.rank):
         first.setdefault(rank.rank, rank)
     return list(first.values())
 
 
-def _variables(sight: Sight, rank: Rank, local: int, locals_: int) -> dict[str, str]:
+def _make_variables(sight: RecorderView, rank: Rank, local: int, locals_: int) -> dict[str, str]:
     """What torchrun tells a worker."""
     nodes = list(sight.story.nodes)
     return {
@@ -158,14 +160,14 @@ def _variables(sight: Sight, rank: Rank, local: int, locals_: int) -> dict[str, 
     }
 
 
-def _exit(sight: Sight, rank: Rank, track: Track) -> Iterator[Event]:
+def _make_exit(sight: RecorderView, rank: Rank, track: ThreadTrack) -> Iterator[Event]:
     exit_ns = sight.exits.get(rank.main.pid)
     if exit_ns is None or exit_ns > sight.end_ns:
         return
     code = rank.exit_code
     attributes = {
         "pid": rank.main.pid,
-        "started_ticks": started_ticks(track),
+        "started_ticks": get_start_ticks(track),
         "wait_status": code << 8 if code >= 0 else -code,
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
@@ -173,14 +175,14 @@ def _exit(sight: Sight, rank: Rank, track: Track) -> Iterator[Event]:
     yield Event(exit_ns, "process-exited", attributes)
 
 
-def _under_way(sight: Sight, ring: Ring) -> Iterator[Event]:
+def _make_unfinished(sight: RecorderView, ring: Ring) -> Iterator[Event]:
     """The operation that had begun last and did not end; the recorder says so once."""
     for start_ns, _, _, group, number, size, operation in ring.unfinished[-1:]:
         over_ns = sight.exits.get(ring.track.thread.pid, sight.end_ns)
         t_ns = min(max(start_ns + LONG_OPERATION_NS, sight.start_ns), over_ns, sight.end_ns)
         attributes = {
             "pid": ring.track.thread.pid,
-            "started_ticks": started_ticks(ring.track),
+            "started_ticks": get_start_ticks(ring.track),
             "start_ns": start_ns,
             "group": group,
             "number": number,

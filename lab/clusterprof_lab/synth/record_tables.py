@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from clusterprof.agent.collectors.processes import PROCESS_COLUMNS
 from clusterprof.agent.linux.threads import COLUMNS as THREAD_COLUMNS
-from clusterprof_lab.synth.record_acts import ROW, Track
+from clusterprof_lab.synth.activity_counters import ROW, ThreadTrack
 from clusterprof_lab.synth.record_node import JIFFY_NS
-from clusterprof_lab.synth.record_sight import Sight
+from clusterprof_lab.synth.recorder_view import RecorderView
 
 Int = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class Table:
     strings: dict[str, Sequence[str]]
 
 
-def threads(sight: Sight, ticks: Int) -> Table:
+def make_thread_rows(sight: RecorderView, ticks: Int) -> Table:
     """One row per thread and tick while it lives."""
     words: list[str] = []
     index: dict[str, int] = {}
@@ -44,8 +44,8 @@ def threads(sight: Sight, ticks: Int) -> Table:
     for number in sight.recorded:
         track = sight.tracks[number]
         values = sight.grown[number][:, ticks]
-        state, changed = _states(sight, number, ticks, values)
-        place = _places(sight, number, ticks, state, changed)
+        state, changed = _list_states(sight, number, ticks, values)
+        place = _list_wait_places(sight, number, ticks, state, changed)
         wchan = np.array(
             [-1 if function == "" else index.setdefault(function, len(index)) for function in place]
         )
@@ -59,25 +59,25 @@ def threads(sight: Sight, ticks: Int) -> Table:
                 state,
                 on_cpu,
                 np.rint(values[ROW["delay"]]),
-                _jiffies(values[ROW["user"]]),
-                _jiffies(values[ROW["system"]]),
-                np.full(len(t_ns), -1) if waited is None else _jiffies(waited),
+                _round_to_jiffies(values[ROW["user"]]),
+                _round_to_jiffies(values[ROW["system"]]),
+                np.full(len(t_ns), -1) if waited is None else _round_to_jiffies(waited),
                 np.floor(values[ROW["faults"]] + 1e-6),
                 wchan,
-                np.full(len(t_ns), _name(track, names)),
+                np.full(len(t_ns), _get_names(track, names)),
             ]
         ).astype(np.int64)
-        blocks.append(rows[:, _in_table(sight, track, t_ns, state, on_cpu)])
+        blocks.append(rows[:, _is_listed(sight, track, t_ns, state, on_cpu)])
     words += index
     return Table(
         "threads",
         THREAD_COLUMNS,
-        _by_time(blocks, len(THREAD_COLUMNS)),
+        _sort_by_time(blocks, len(THREAD_COLUMNS)),
         {"wchan": tuple(words), "name": tuple(names)},
     )
 
 
-def _name(track: Track, names: dict[str, int]) -> int:
+def _get_names(track: ThreadTrack, names: dict[str, int]) -> int:
     """Only threads beside the first of a process are asked for their names."""
     thread = track.thread
     if thread.pid == thread.tid:
@@ -85,7 +85,7 @@ def _name(track: Track, names: dict[str, int]) -> int:
     return names.setdefault(thread.name[:15], len(names))
 
 
-def processes(sight: Sight, ticks: Int) -> Table:
+def make_process_rows(sight: RecorderView, ticks: Int) -> Table:
     """One row per process and reading while it lives; bytes are those of all its threads."""
     names: dict[str, int] = {}
     t_ns = sight.t_ns[ticks]
@@ -101,7 +101,7 @@ def processes(sight: Sight, ticks: Int) -> Table:
             "t_ns": t_ns,
             "pid": pid,
             "parent_pid": track.thread.parent_pid,
-            "started_ticks": started_ticks(track),
+            "started_ticks": get_start_ticks(track),
             "rss_bytes": RSS_BYTES,
             "read_chars_total": sums[ROW["read_chars"]],
             "write_chars_total": sums[ROW["write_chars"]],
@@ -117,18 +117,23 @@ def processes(sight: Sight, ticks: Int) -> Table:
             ]
         ).astype(np.int64)
         rows[0] = t_ns
-        blocks.append(rows[:, _alive(sight, track, t_ns)])
+        blocks.append(rows[:, _is_alive(sight, track, t_ns)])
     return Table(
-        "processes", PROCESS_COLUMNS, _by_time(blocks, len(PROCESS_COLUMNS)), {"name": tuple(names)}
+        "processes",
+        PROCESS_COLUMNS,
+        _sort_by_time(blocks, len(PROCESS_COLUMNS)),
+        {"name": tuple(names)},
     )
 
 
-def started_ticks(track: Track) -> int:
+def get_start_ticks(track: ThreadTrack) -> int:
     """Return when the process of a thread started, in clock ticks since boot."""
     return max(1, track.born_ns // JIFFY_NS)
 
 
-def _states(sight: Sight, number: int, ticks: Int, values: NDArray[np.float64]) -> tuple[Int, Int]:
+def _list_states(
+    sight: RecorderView, number: int, ticks: Int, values: NDArray[np.float64]
+) -> tuple[Int, Int]:
     """The state letter of each row, and for each row the last one before which the thread ran.
 
     A thread that was asleep and has not been on a CPU since is not asked again: woken meanwhile
@@ -150,7 +155,9 @@ def _states(sight: Sight, number: int, ticks: Int, values: NDArray[np.float64]) 
     return np.where(true[since] == _SLEEPING, _SLEEPING, true), since
 
 
-def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> list[str]:
+def _list_wait_places(
+    sight: RecorderView, number: int, ticks: Int, state: Int, since: Int
+) -> list[str]:
     """Where the thread sleeps, asked as often as the recorder does; "" = not asked."""
     places: list[str] = []
     asked_ns, asked_of, place = -_WCHAN_NS, -1, ""
@@ -176,17 +183,17 @@ def _places(sight: Sight, number: int, ticks: Int, state: Int, since: Int) -> li
     return places
 
 
-def _alive(sight: Sight, track: Track, t_ns: Int) -> NDArray[np.bool_]:
+def _is_alive(sight: RecorderView, track: ThreadTrack, t_ns: Int) -> NDArray[np.bool_]:
     exit_ns = sight.exits.get(track.thread.pid)
     alive = t_ns >= track.born_ns
     return alive if exit_ns is None else alive & (t_ns < exit_ns)
 
 
-def _in_table(
-    sight: Sight, track: Track, t_ns: Int, state: Int, on_cpu: NDArray[np.float64]
+def _is_listed(
+    sight: RecorderView, track: ThreadTrack, t_ns: Int, state: Int, on_cpu: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """The main thread of a process always is, others while they do something."""
-    keep = _alive(sight, track, t_ns)
+    keep = _is_alive(sight, track, t_ns)
     if track.thread.pid == track.thread.tid:
         return keep
     ran = np.ones(len(t_ns), np.bool_)
@@ -195,18 +202,18 @@ def _in_table(
     return keep & ((state != _SLEEPING) | (t_ns - last_ns <= _QUIET_NS))
 
 
-def _jiffies(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round_to_jiffies(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor((values + 0.5) / JIFFY_NS) * JIFFY_NS
 
 
-def _by_time(blocks: list[Int], width: int) -> Int:
+def _sort_by_time(blocks: list[Int], width: int) -> Int:
     if not blocks:
         return np.zeros((width, 0), np.int64)
     table = np.concatenate(blocks, axis=1)
     return table[:, np.argsort(table[0], kind="stable")]
 
 
-def cut(table: Table, low_ns: int, high_ns: int) -> Iterator[Int]:
+def split_rows(table: Table, low_ns: int, high_ns: int) -> Iterator[Int]:
     """Yield the columns of the rows in [low, high), if there are any."""
     first, last = np.searchsorted(table.columns[0], [low_ns, high_ns])
     if last > first:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof_lab.synth.simulate_blame import Label, add
-from clusterprof_lab.synth.simulate_player import Extra, Part
+from clusterprof_lab.synth.simulated_rank import ExtraKernelTime, HostPart
+from clusterprof_lab.synth.wait_truth import Label, add_amounts
 
 KINDS = ("loader", "main", "compute", "copy", "launch", "transfer", "none")
 STRETCH = 6
@@ -65,7 +65,7 @@ class Fault:
     extra: str = ""
     """What else shows on the node (simulate_nodes)."""
 
-    def stroke_ns(self, rank: int, step: int) -> int:
+    def get_delay_ns(self, rank: int, step: int) -> int:
         """Return what one stroke costs this rank in this step; 0 when it is spared."""
         if rank not in self._set or step < self.onset or (step + 1) % self.every:
             return 0
@@ -79,9 +79,9 @@ class Fault:
     def __post_init__(self) -> None:
         self._set = frozenset(self.ranks)
 
-    def parts(self, rank: int, step: int, ratio: float = 1.0) -> list[Part]:
+    def list_parts(self, rank: int, step: int, ratio: float = 1.0) -> list[HostPart]:
         """Return what a thread does for one stroke."""
-        ns = round(self.stroke_ns(rank, step) * ratio)
+        ns = round(self.get_delay_ns(rank, step) * ratio)
         if ns <= 0:
             return []
         whole = sum(float(act.get("ratio", 1.0)) for act in self.acts)
@@ -90,21 +90,21 @@ class Fault:
             part = round(ns * float(act.get("ratio", 1.0)) / whole)
             part = left if i == len(self.acts) - 1 else part
             left -= part
-            out.append(_part(act, part, self.cause))
+            out.append(_make_part(act, part, self.cause))
         return out
 
-    def compute(self, rank: int, step: int) -> Extra | None:
+    def compute(self, rank: int, step: int) -> ExtraKernelTime | None:
         """Return by how much a step's kernels are slowed."""
-        ns = self.stroke_ns(rank, step)
+        ns = self.get_delay_ns(rank, step)
         if ns <= 0:
             return None
-        return Extra(ns, self.cause, bool(self.throttle_bits), self.throttle_bits)
+        return ExtraKernelTime(ns, self.cause, bool(self.throttle_bits), self.throttle_bits)
 
 
-def _part(act: Mapping[str, Any], ns: int, cause: str) -> Part:
+def _make_part(act: Mapping[str, Any], ns: int, cause: str) -> HostPart:
     size = round(ns * float(act.get("mib_per_second", 0)) * (1 << 20) / _PER_SECOND)
     operations = round(ns * float(act.get("operations_per_second", 0)) / _PER_SECOND)
-    return Part(
+    return HostPart(
         ns,
         act.get("doing", "user"),
         str(act.get("cause", cause)),
@@ -122,36 +122,38 @@ class Faults:
 
     all: tuple[Fault, ...]
 
-    def scaled(self, sizes: Sequence[float]) -> Faults:
+    def set_sizes(self, sizes: Sequence[float]) -> Faults:
         """Set what each costs in one step, in the mean; () = no fault."""
         for fault, size in zip(self.all, sizes or [0.0] * len(self.all)):
             fault.size = size * fault.every
         return self
 
-    def of(self, kind: str) -> list[Fault]:
+    def list_by_kind(self, kind: str) -> list[Fault]:
         """Return the faults of a kind."""
         return [fault for fault in self.all if fault.kind == kind and fault.size > 0]
 
-    def loader(self, rank: int, batch: int) -> list[Part]:
+    def list_loader_parts(self, rank: int, batch: int) -> list[HostPart]:
         """Return what a batch takes beyond its due."""
-        return [part for fault in self.of("loader") for part in fault.parts(rank, batch)]
+        return [
+            part for fault in self.list_by_kind("loader") for part in fault.list_parts(rank, batch)
+        ]
 
-    def compute(self, rank: int, step: int) -> Extra | None:
+    def compute(self, rank: int, step: int) -> ExtraKernelTime | None:
         """Return the first fault that slows this rank's kernels in this step."""
-        extras = [fault.compute(rank, step) for fault in self.of("compute")]
+        extras = [fault.compute(rank, step) for fault in self.list_by_kind("compute")]
         return next((extra for extra in extras if extra), None)
 
-    def copy_ns(self, rank: int, step: int) -> int:
+    def get_copy_delay_ns(self, rank: int, step: int) -> int:
         """Return what a copy takes beyond its due."""
-        return sum(fault.stroke_ns(rank, step) for fault in self.of("copy"))
+        return sum(fault.get_delay_ns(rank, step) for fault in self.list_by_kind("copy"))
 
-    def transfer(self, step: int) -> dict[Label, int]:
+    def get_transfer_delay(self, step: int) -> dict[Label, int]:
         """Return what the data of a step's collectives take beyond their due."""
         out: dict[Label, int] = {}
-        for fault in self.of("transfer"):
-            add(out, {(fault.cause, None): fault.stroke_ns(fault.ranks[0], step)})
+        for fault in self.list_by_kind("transfer"):
+            add_amounts(out, {(fault.cause, None): fault.get_delay_ns(fault.ranks[0], step)})
         return out
 
-    def launch_ns(self, rank: int, step: int) -> int:
+    def get_launch_delay_ns(self, rank: int, step: int) -> int:
         """Return what a launch takes beyond its due."""
-        return sum(fault.stroke_ns(rank, step) for fault in self.of("launch"))
+        return sum(fault.get_delay_ns(rank, step) for fault in self.list_by_kind("launch"))

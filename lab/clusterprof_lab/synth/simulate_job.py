@@ -9,12 +9,12 @@ import numpy as np
 from clusterprof.probe import layout
 from clusterprof.probe.hooks.process_groups import compute_group_number
 from clusterprof_lab.synth import simulate_sharded
-from clusterprof_lab.synth.simulate_blame import Label
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_loader import Loader
 from clusterprof_lab.synth.simulate_plan import Plan
-from clusterprof_lab.synth.simulate_player import Part, Player
+from clusterprof_lab.synth.simulated_rank import HostPart, SimulatedRank
 from clusterprof_lab.synth.story import Act, Rank, Thread, Work
+from clusterprof_lab.synth.wait_truth import Label
 from clusterprof_lab.truth import OTHER
 
 MICRO = 8
@@ -31,7 +31,7 @@ class Job:
         self.plan, self.faults, self.first = plan, faults, first_rank
         self.random = np.random.default_rng([plan.seed, first_rank, life])
         self.players = [
-            Player(new_rank(plan, first_rank, i, life), plan.depth, start_ns)
+            SimulatedRank(new_rank(plan, first_rank, i, life), plan.depth, start_ns)
             for i in range(plan.ranks)
         ]
         self.jitter = 1 + plan.jitter * np.clip(
@@ -47,43 +47,43 @@ class Job:
     def run(self, startup_ns: int, steps: int | None = None, first_step: int = 0) -> None:
         """Start up and train."""
         for player in self.players:
-            player.do(Part(startup_ns, "user", "startup"))
-        self.loaders = [self._loader(player) for player in self.players]
+            player.run_part(HostPart(startup_ns, "user", "startup"))
+        self.loaders = [self._make_loader(player) for player in self.players]
         sharded = self.plan.layout == "sharded"
         for step in range(first_step, first_step + (self.plan.steps if steps is None else steps)):
             if sharded:
                 simulate_sharded.begin_step(self, step)
-            self.step(step)
+            self.run_step(step)
         for player in self.players:
             player.finish()
 
-    def step(self, step: int) -> None:
+    def run_step(self, step: int) -> None:
         """Let all ranks do one step."""
         began = [player.t if not player.steps else player.steps[-1][1] for player in self.players]
         for player, loader in zip(self.players, self.loaders):
             if not player.steps:
-                player.device_ready()  # what it lost until now lies before the steps
-            self._main(player, step, "before")
+                player.wait_for_queue()  # what it lost until now lies before the steps
+            self._apply_main_faults(player, step, "before")
             if loader is not None:
-                loader.next()
-                self._copy(player, step)
+                loader.wait_for_batch()
+                self._copy_batch(player, step)
         if self.plan.layout == "pipeline":
-            self._pipeline(step)
-            self._meet_all(step)
+            self._run_pipeline(step)
+            self._reduce_gradients(step)
         elif self.plan.layout == "sharded":
             simulate_sharded.pass_units(self, step)
         else:
-            self._passes(step)
-            self._meet_all(step)
+            self._run_passes(step)
+            self._reduce_gradients(step)
         for player, start in zip(self.players, began):
-            self._optimise(player, step, start)
+            self._run_optimizer(player, step, start)
 
-    def _loader(self, player: Player) -> Loader | None:
+    def _make_loader(self, player: SimulatedRank) -> Loader | None:
         plan = self.plan
         if plan.layout == "pipeline" and player.number % plan.stages:
             return None
         workers = player.rank.workers
-        return Loader(player, workers, plan.prefetch, self._produce, plan.epochs == 1)
+        return Loader(player, workers, plan.prefetch, self._make_batch, plan.epochs == 1)
 
     def restart_loader(self, index: int, first_batch: int) -> None:
         """End the workers of a rank's finished epoch and start those of the next one."""
@@ -98,10 +98,10 @@ class Job:
         ]
         player.rank.workers += workers
         self.loaders[index] = Loader(
-            player, workers, self.plan.prefetch, self._produce, False, first_batch
+            player, workers, self.plan.prefetch, self._make_batch, False, first_batch
         )
 
-    def _produce(self, rank: int, batch: int) -> list[Part]:
+    def _make_batch(self, rank: int, batch: int) -> list[HostPart]:
         plan, factor = self.plan, float(self.load[rank - self.first, batch % self.plan.steps])
         read = round(plan.read_ns * factor)
         how = plan.read
@@ -109,7 +109,7 @@ class Job:
         cause = how.get("cause", usual)
         per_ns = 1e-9 * float(how.get("operations_per_second", 0))
         parts = [
-            Part(
+            HostPart(
                 read,
                 how["doing"],
                 cause,
@@ -120,27 +120,27 @@ class Job:
                 how.get("what", "READ"),
             )
         ]
-        parts += self.faults.loader(rank, batch)
+        parts += self.faults.list_loader_parts(rank, batch)
         own = next((f.cause for f in self.faults.all if f.cause == "cpu-loader-config"), None)
-        parts.append(Part(round(plan.decode_ns * factor), "user", own or "cpu-preprocess"))
+        parts.append(HostPart(round(plan.decode_ns * factor), "user", own or "cpu-preprocess"))
         return parts
 
-    def _main(self, player: Player, step: int, where: str) -> None:
-        """Let faults of the main thread strike."""
-        for fault in self.faults.of("main"):
+    def _apply_main_faults(self, player: SimulatedRank, step: int, where: str) -> None:
+        """Apply the faults of the main thread."""
+        for fault in self.faults.list_by_kind("main"):
             if fault.where == where:
-                self._strike(player, fault, step, 1.0)
+                self._apply_fault(player, fault, step, 1.0)
 
-    def _strike(self, player: Player, fault: Fault, step: int, ratio: float) -> None:
-        parts = fault.parts(player.number, step, ratio)
+    def _apply_fault(self, player: SimulatedRank, fault: Fault, step: int, ratio: float) -> None:
+        parts = fault.list_parts(player.number, step, ratio)
         if not parts:
             return
         if fault.synchronise:
             waits = 0 if fault.extra == "allocator" else sum(p.doing == "device" for p in parts[:1])
             asked = player.t
-            player.synchronise()
+            player.synchronize()
             for part in parts[:waits]:
-                player.do(part)
+                player.run_part(part)
             parts = parts[waits:]
             if fault.extra == "allocator":
                 player.allocate()
@@ -148,26 +148,26 @@ class Job:
                 player.mark(asked, layout.SYNC, player.t - asked, 1)
         began = player.t
         for part in parts:
-            player.do(part)
+            player.run_part(part)
         if fault.extra == "gil-hog":
-            self._hog(player).acts.append(Act(began, player.t, "user"))
+            self._find_lock_holder(player).acts.append(Act(began, player.t, "user"))
         if fault.mark:
             player.mark(began, fault.mark, player.count_marks(fault.mark, fault.cause))
             player.rank.gc_pauses += fault.mark == layout.GC
 
-    def _hog(self, player: Player) -> Thread:
+    def _find_lock_holder(self, player: SimulatedRank) -> Thread:
         """Return the thread that holds the interpreter's lock."""
         main, threads = player.rank.main, player.rank.threads
         if not threads:
             threads.append(Thread(main.pid, main.pid + 50, main.parent_pid, "python"))
         return threads[0]
 
-    def _copy(self, player: Player, step: int) -> None:
-        began, more = player.t, self.faults.copy_ns(player.number, step)
-        unhooked = any(fault.extra == "unhooked" for fault in self.faults.of("copy"))
+    def _copy_batch(self, player: SimulatedRank, step: int) -> None:
+        began, more = player.t, self.faults.get_copy_delay_ns(player.number, step)
+        unhooked = any(fault.extra == "unhooked" for fault in self.faults.list_by_kind("copy"))
         marked_ns = self.plan.copy_ns + (0 if unhooked else more)
         size = round(marked_ns * 12.0)  # 12 GB/s
-        player.do(Part(50_000, "user", OTHER))
+        player.run_part(HostPart(50_000, "user", OTHER))
         player.launch(self.plan.copy_ns, "copy")
         if more and not unhooked:
             self._copy_blocking(player, more, "h2d-copy")
@@ -175,14 +175,14 @@ class Job:
         if more and unhooked:  # an extension that the probe does not know copies
             self._copy_blocking(player, more, "h2d-copy-bound")
 
-    def _copy_blocking(self, player: Player, ns: int, cause: str) -> None:
+    def _copy_blocking(self, player: SimulatedRank, ns: int, cause: str) -> None:
         """Let the host wait for a copy, and the device compute nothing."""
-        player.synchronise()
+        player.synchronize()
         copies = player.t
-        player.do(Part(ns, "device", cause))
+        player.run_part(HostPart(ns, "device", cause))
         player.rank.work.append(Work(copies, player.t, "copy"))
 
-    def _passes(self, step: int) -> None:
+    def _run_passes(self, step: int) -> None:
         """Forward and backward."""
         plan = self.plan
         for i, where in enumerate(("forward", "backward")):
@@ -190,33 +190,35 @@ class Job:
                 self.run_pass(player, step, where, plan.compute_ns * (1 + i) // 3, plan.chunks)
             if plan.layout == "tensor":
                 for first in range(0, plan.ranks, plan.stages):
-                    self.meet(range(first, first + plan.stages), layout.ALL_REDUCE, {}, 4 << 20)
+                    self.run_collective(
+                        range(first, first + plan.stages), layout.ALL_REDUCE, {}, 4 << 20
+                    )
 
-    def run_pass(self, player: Player, step: int, where: str, ns: int, chunks: int) -> None:
+    def run_pass(self, player: SimulatedRank, step: int, where: str, ns: int, chunks: int) -> None:
         """Launch one pass, in chunks; what strikes in it strikes before, or between them."""
         passes = _CALLS_PER_PASS.get(self.plan.layout, 1)
-        struck = [fault for fault in self.faults.of("main") if fault.where == where]
-        on_main = [fault for fault in self.faults.of("loader") if fault.main_ratio]
+        struck = [fault for fault in self.faults.list_by_kind("main") if fault.where == where]
+        on_main = [fault for fault in self.faults.list_by_kind("loader") if fault.main_ratio]
         slow = self.faults.compute(player.number, step)
-        more = self.faults.launch_ns(player.number, step)
-        cause = next((f.cause for f in self.faults.of("launch")), OTHER)
+        more = self.faults.get_launch_delay_ns(player.number, step)
+        cause = next((f.cause for f in self.faults.list_by_kind("launch")), OTHER)
         factor = float(self.jitter[player.number - self.first, step, int(where == "backward")])
         total = round(ns * factor)
         for i in range(chunks):
             for fault in struck:
                 times = min(fault.times, chunks)
                 if i * times // chunks != (i - 1) * times // chunks:
-                    self._strike(player, fault, step, 1.0 / (times * passes))
+                    self._apply_fault(player, fault, step, 1.0 / (times * passes))
             for fault in on_main:
-                self._strike(player, fault, step, fault.main_ratio / (2 * chunks * passes))
-            player.do(Part(self.plan.launch_ns + more, "user", cause if more else OTHER))
+                self._apply_fault(player, fault, step, fault.main_ratio / (2 * chunks * passes))
+            player.run_part(HostPart(self.plan.launch_ns + more, "user", cause if more else OTHER))
             part = total * (i + 1) // chunks - total * i // chunks
             extra = None
             if slow is not None:
                 extra = slow._replace(ns=slow.ns * part // self.plan.compute_ns)
             player.launch(part, "compute", extra, 0.9 if not more else 0.2)
 
-    def _pipeline(self, step: int) -> None:
+    def _run_pipeline(self, step: int) -> None:
         """GPipe: all micro-batches forward through the stages, then backward."""
         plan, stages = self.plan, self.plan.stages
         down, up = plan.compute_ns // (3 * MICRO), 2 * plan.compute_ns // (3 * MICRO)
@@ -225,22 +227,22 @@ class Job:
                 for stage in range(stages):
                     self.run_pass(self.players[first + stage], step, "forward", down, 1)
                     if stage + 1 < stages:
-                        self._message(first + stage, first + stage + 1)
+                        self._send_message(first + stage, first + stage + 1)
             for _ in range(MICRO):
                 for stage in reversed(range(stages)):
                     self.run_pass(self.players[first + stage], step, "backward", up, 1)
                     if stage:
-                        self._message(first + stage, first + stage - 1)
+                        self._send_message(first + stage, first + stage - 1)
 
-    def _message(self, sender: int, receiver: int) -> None:
+    def _send_message(self, sender: int, receiver: int) -> None:
         between = self.plan.node_of(sender) != self.plan.node_of(receiver)
         net = {("net-transfer", None): self.plan.transfer_ns // (16 if between else 64)}
-        self.meet((sender, receiver), layout.SEND, net, 1 << 20)
+        self.run_collective((sender, receiver), layout.SEND, net, 1 << 20)
 
-    def _meet_all(self, step: int) -> None:
+    def _reduce_gradients(self, step: int) -> None:
         """All-reduce the gradients, of each stage for itself."""
         plan = self.plan
-        more = self.faults.transfer(step)
+        more = self.faults.get_transfer_delay(step)
         for stage in range(plan.stages):
             members = range(stage, plan.ranks, plan.stages)
             if len(members) > 1:
@@ -250,39 +252,39 @@ class Job:
                 # What merely takes its time is more data; what a fault adds is not.
                 due_ns = net["net-transfer", None]
                 size = round(due_ns * 1e-9 * plan.link_bytes_per_second)
-                self.meet(members, layout.GRADIENTS, net, size)
+                self.run_collective(members, layout.GRADIENTS, net, size)
 
-    def meet(
+    def run_collective(
         self, members: Sequence[int], operation: int, net: dict[Label, int], size: int
     ) -> None:
-        """Let ranks leave an operation together; of a message, the first one sends."""
+        """Let ranks leave an operation together; of a message, the first one is the sender."""
         players = [self.players[i] for i in members]
         on_device, p2p = self.plan.collectives == "device", operation == layout.SEND
         began = []
         for player in players:
             if not on_device:
-                player.synchronise()
+                player.synchronize()
             began.append(player.t)
             if on_device:
-                player.do(Part(40_000, "user", OTHER))
-                player.device_ready()
+                player.run_part(HostPart(40_000, "user", OTHER))
+                player.wait_for_queue()
         come = [p.device_t if on_device else p.t for p in players]
         release = max(come)
         last = players[come.index(release)]
         why = dict(last.device_why if on_device else last.why)
-        group = self._group(players)
+        group = self._announce_group(players)
         for i, (player, start) in enumerate(zip(players, began)):
             spun = -1
             if on_device:
-                spun = player.meet_device(last, release, why, net, p2p)
+                spun = player.join_device_collective(last, release, why, net, p2p)
             else:
-                player.meet_host(last, release, why, net, p2p)
-            self._mark(player, start, group, operation, size, players, i, spun)
+                player.join_host_collective(last, release, why, net, p2p)
+            self._mark_operation(player, start, group, operation, size, players, i, spun)
         nodes = {self.plan.node_of(p.number) for p in players}
         if len(nodes) > 1:
             self.moved += [(release, release + sum(net.values()), n, size) for n in nodes]
 
-    def _group(self, players: Sequence[Player]) -> tuple[int, tuple[int, ...]]:
+    def _announce_group(self, players: Sequence[SimulatedRank]) -> tuple[int, tuple[int, ...]]:
         """Return the group's number, and announce it to its members."""
         ranks = tuple(player.number - self.first for player in players)
         ranks = tuple(sorted(ranks))
@@ -292,14 +294,14 @@ class Job:
                 player.rank.groups[self._groups[ranks]] = ranks
         return self._groups[ranks], ranks
 
-    def _mark(
+    def _mark_operation(
         self,
-        player: Player,
+        player: SimulatedRank,
         began: int,
         group: tuple[int, tuple[int, ...]],
         operation: int,
         size: int,
-        players: Sequence[Player],
+        players: Sequence[SimulatedRank],
         place: int,
         spun: int,
     ) -> None:
@@ -316,15 +318,15 @@ class Job:
         if spun >= 0:
             player.mark(began, layout.EXPOSED_COLLECTIVE, sequence, spun)
 
-    def _optimise(self, player: Player, step: int, start: int) -> None:
+    def _run_optimizer(self, player: SimulatedRank, step: int, start: int) -> None:
         began = player.t
-        player.do(Part(self.plan.launch_ns, "user", OTHER))
+        player.run_part(HostPart(self.plan.launch_ns, "user", OTHER))
         player.launch(self.plan.compute_ns // 50)
         player.mark(began, layout.OPTIMIZER)
-        player.look_at_allocator()
+        player.mark_allocator()
         player.mark(start, layout.STEP, step)
         player.steps.append((start, player.t))
-        self._main(player, step, "after")
+        self._apply_main_faults(player, step, "after")
 
 
 def new_rank(plan: Plan, first: int, index: int, life: int = 0) -> Rank:

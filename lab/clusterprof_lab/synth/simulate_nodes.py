@@ -21,26 +21,26 @@ _SLOT_NS = 100 * MS
 Signals = dict[tuple[str, str], list[Rate]]
 
 
-def nodes(plan: Plan, jobs: Sequence[Job], faults: Faults, end_ns: int) -> dict[str, Node]:
+def make_nodes(plan: Plan, jobs: Sequence[Job], faults: Faults, end_ns: int) -> dict[str, Node]:
     """Return all nodes of a job with what happens on them."""
     out = {}
     struck = {plan.node_of(rank) for fault in faults.all if fault.size > 0 for rank in fault.ranks}
     extras = [fault.extra for fault in faults.all if fault.extra]
-    moved = _moved(jobs, end_ns)
+    moved = _sum_transfers(jobs, end_ns)
     for index in range(plan.nodes):
         node = Node(f"node{index}", mounts=MOUNTS)
         first = extras and next(f for f in faults.all if f.extra).ranks[0]
         network = [extra for extra in extras if extra in _LINKS]
         here = plan.node_of(first) == index if extras else False
-        _links(node.extra, plan, moved.get(index, {}), end_ns, network if network else [], here)
+        _add_links(node.extra, plan, moved.get(index, {}), end_ns, network if network else [], here)
         for name in extras:
             if name in _TENANTS and (index in struck or not struck):
-                _tenant(node.extra, name, end_ns)
+                _add_tenant(node.extra, name, end_ns)
         out[node.name] = node
     return out
 
 
-def _moved(jobs: Sequence[Job], end_ns: int) -> dict[int, dict[int, tuple[float, int]]]:
+def _sum_transfers(jobs: Sequence[Job], end_ns: int) -> dict[int, dict[int, tuple[float, int]]]:
     """Return bytes, and for how long they moved, by node and slot of 0.1 s."""
     out: dict[int, dict[int, tuple[float, int]]] = {}
     for job in jobs:
@@ -66,7 +66,7 @@ _LINKS = {
 _EVERYWHERE = ("latency",)
 
 
-def _links(
+def _add_links(
     extra: Signals,
     plan: Plan,
     slots: dict[int, tuple[float, int]],
@@ -144,7 +144,7 @@ _TENANTS: dict[str, tuple[tuple[str, str, float], ...]] = {
 }
 
 
-def _tenant(extra: Signals, name: str, end_ns: int) -> None:
+def _add_tenant(extra: Signals, name: str, end_ns: int) -> None:
     for signal, device, value in _TENANTS[name]:
         total = value * end_ns * 1e-9 if signal.endswith("_total") else value
         extra.setdefault((signal, device), []).append(Rate(0, end_ns, total))

@@ -117,7 +117,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {"": {}, "sharded": {"layout": "sharde
 """Shape of a job -> what it sets of a scenario's `synth:` section."""
 
 
-def draw(trial: Trial, ranks: int | None = None, shape: str = "") -> tuple[Plan, Faults]:
+def draw_plan(trial: Trial, ranks: int | None = None, shape: str = "") -> tuple[Plan, Faults]:
     """Draw the job and the fault of a trial; `ranks` overrides how many there are.
 
     Raises PlanError for what the generator does not know.
@@ -128,17 +128,17 @@ def draw(trial: Trial, ranks: int | None = None, shape: str = "") -> tuple[Plan,
         raise PlanError(f"{trial.scenario.id}: synth: {', '.join(sorted(wrong))}: not known")
     random = trial.draw()
     alone = trial.scenario.group != "network" and trial.scenario.wanted.culprit != "node"
-    plan = _job(random, synth, _LAYOUTS if alone else _LAYOUTS[1:])
+    plan = _draw_job(random, synth, _LAYOUTS if alone else _LAYOUTS[1:])
     if ranks is not None:
-        plan = _resized(plan, ranks)
+        plan = _resize_plan(plan, ranks)
     specs = [synth, *({**spec} for spec in synth.get("also", ()))]
     made: list[Fault] = []
     for spec in specs:
-        made.append(_fault(random, plan, trial.scenario, spec, made))
+        made.append(_draw_fault(random, plan, trial.scenario, spec, made))
     return plan, Faults(tuple(made))
 
 
-def _job(
+def _draw_job(
     random: np.random.Generator, synth: Mapping[str, Any], layouts: Sequence[tuple[int, int]]
 ) -> Plan:
     layout = synth.get("layout", "data-parallel")
@@ -187,12 +187,12 @@ def _job(
     return replace(plan, stages=min(plan.stages, plan.ranks))
 
 
-def _resized(plan: Plan, ranks: int) -> Plan:
+def _resize_plan(plan: Plan, ranks: int) -> Plan:
     per_node = next((n for n in (8, 4, 2) if ranks % n == 0 and ranks > n), 1)
     return replace(plan, nodes=ranks // per_node, per_node=per_node, steps=min(plan.steps, 20))
 
 
-def _fault(
+def _draw_fault(
     random: np.random.Generator,
     plan: Plan,
     scenario: Scenario,
@@ -204,7 +204,7 @@ def _fault(
     if spec.get("pattern") == "skew":
         noise = random.gamma(1.5, 1 / 1.5, (len(everyone), plan.steps))
     taken = {rank for fault in before for rank in fault.ranks}
-    ranks = _struck(random, plan, spec.get("who", "everybody"), everyone, taken)
+    ranks = _draw_culprits(random, plan, spec.get("who", "everybody"), everyone, taken)
     cause = spec.get("cause") or (scenario.wanted.leaves or ("",))[0]
     kind = spec.get("fault", "none")
     culprits = () if kind == "transfer" or spec.get("fault") == "none" else ranks
@@ -229,10 +229,10 @@ def _fault(
     )
 
 
-def _struck(
+def _draw_culprits(
     random: np.random.Generator, plan: Plan, who: str, everyone: tuple[int, ...], taken: set[int]
 ) -> tuple[int, ...]:
-    """Return whom a fault strikes; always draws once, so that plans stay alike."""
+    """Draw the culprits of a fault; always draws once, so that plans stay comparable."""
     free = [rank for rank in everyone if rank not in taken]
     struck = free[int(random.integers(len(free)))]
     if who == "everybody":

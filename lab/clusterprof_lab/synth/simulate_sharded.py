@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterprof.probe import layout
-from clusterprof_lab.synth.simulate_blame import Label
-from clusterprof_lab.synth.simulate_player import Part, Player
+from clusterprof_lab.synth.simulated_rank import HostPart, SimulatedRank
+from clusterprof_lab.synth.wait_truth import Label
 
 if TYPE_CHECKING:
     from clusterprof_lab.synth.simulate_job import Job
@@ -37,7 +37,9 @@ def begin_step(job: Job, step: int) -> None:
     plan = job.plan
     if step < len(FIRST_USE_RATIOS):
         for player in job.players:
-            player.do(Part(round(plan.compute_ns * FIRST_USE_RATIOS[step]), "user", "startup"))
+            player.run_part(
+                HostPart(round(plan.compute_ns * FIRST_USE_RATIOS[step]), "user", "startup")
+            )
     if step and step % LOG_EVERY == 0:
         _write_log(job.players[0], round(plan.compute_ns * LOG_RATIO))
     if step and step % -(-plan.steps // plan.epochs) == 0:
@@ -46,19 +48,19 @@ def begin_step(job: Job, step: int) -> None:
             job.restart_loader(index, step)
 
 
-def _write_log(player: Player, ns: int) -> None:
-    player.synchronise()  # the loss has to be known
-    player.do(Part(ns // 5, "user", "eval-host"))
-    player.do(
-        Part(ns - ns // 5, "block-io", "eval-host", "vda", _LOG_BYTES, _LOG_WRITES, 0, "fsync")
+def _write_log(player: SimulatedRank, ns: int) -> None:
+    player.synchronize()  # the loss has to be known
+    player.run_part(HostPart(ns // 5, "user", "eval-host"))
+    player.run_part(
+        HostPart(ns - ns // 5, "block-io", "eval-host", "vda", _LOG_BYTES, _LOG_WRITES, 0, "fsync")
     )
 
 
-def _validate(player: Player, compute_ns: int) -> None:
+def _validate(player: SimulatedRank, compute_ns: int) -> None:
     for _ in range(VALIDATION_PASSES):
         player.launch(compute_ns // 3)
-    player.synchronise()
-    player.do(Part(round(compute_ns * METRICS_RATIO), "user", "eval-host"))
+    player.synchronize()
+    player.run_part(HostPart(round(compute_ns * METRICS_RATIO), "user", "eval-host"))
 
 
 def pass_units(job: Job, step: int) -> None:
@@ -66,14 +68,14 @@ def pass_units(job: Job, step: int) -> None:
     plan = job.plan
     net: dict[Label, int] = {("net-transfer", None): plan.transfer_ns // _OPERATIONS}
     size = round(net["net-transfer", None] * 1e-9 * plan.link_bytes_per_second)
-    for label, ns in job.faults.transfer(step).items():
+    for label, ns in job.faults.get_transfer_delay(step).items():
         net[label] = net.get(label, 0) + ns // _OPERATIONS
     everybody = range(plan.ranks)
     for number, where in enumerate(("forward", "backward")):
         compute_ns = plan.compute_ns * (1 + number) // (3 * UNITS)
         for _ in range(UNITS):
-            job.meet(everybody, layout.ALL_GATHER, net, size)
+            job.run_collective(everybody, layout.ALL_GATHER, net, size)
             for player in job.players:
                 job.run_pass(player, step, where, compute_ns, 1)
             if where == "backward":
-                job.meet(everybody, layout.REDUCE_SCATTER, net, size)
+                job.run_collective(everybody, layout.REDUCE_SCATTER, net, size)

@@ -7,7 +7,7 @@ import pytest
 
 from clusterprof.agent.collectors.cgroup import CgroupCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened, pread_as_cgroupfs_does
+from tests.support.opened_collector import OpenedCollector, pread_as_cgroupfs_does
 
 NO_QUOTA = Unavailable("absent", "no CPU quota is set", "")
 NO_LIMIT = Unavailable("absent", "no memory limit is set", "")
@@ -16,7 +16,7 @@ NO_HIGH_V1 = Unavailable("absent", "cgroup version 1 has no memory.high", "")
 
 def test_version_2_reads_the_level_whose_limit_is_tightest(host) -> None:
     # slurm allows 4.0 CPUs, job_7 2.5, task_0 any; job_7 128 GiB, step_0 64 GiB.
-    assert Opened(CgroupCollector, host("h100-node"), [4711]).readings() == [
+    assert OpenedCollector(CgroupCollector, host("h100-node"), [4711]).read_all() == [
         ("cgroup.cpu_ns_total", "", 81_234_567_000),
         ("cgroup.quota_periods_total", "", 9200),
         ("cgroup.throttled_periods_total", "", 811),
@@ -30,7 +30,7 @@ def test_version_2_reads_the_level_whose_limit_is_tightest(host) -> None:
 
 
 def test_version_2_without_limits_and_without_a_job_reads_our_own_cgroup(host) -> None:
-    assert Opened(CgroupCollector, host("h100-node")).readings() == [
+    assert OpenedCollector(CgroupCollector, host("h100-node")).read_all() == [
         ("cgroup.cpu_ns_total", "", 1_000_000),
         ("cgroup.quota_periods_total", "", 0),
         ("cgroup.throttled_periods_total", "", 0),
@@ -44,7 +44,7 @@ def test_version_2_without_limits_and_without_a_job_reads_our_own_cgroup(host) -
 
 
 def test_version_1(host) -> None:
-    assert Opened(CgroupCollector, host("cgroup-v1"), [4711]).readings() == [
+    assert OpenedCollector(CgroupCollector, host("cgroup-v1"), [4711]).read_all() == [
         ("cgroup.cpu_ns_total", "", 81_234_567_890),
         ("cgroup.quota_periods_total", "", 9200),
         ("cgroup.throttled_periods_total", "", 811),
@@ -61,7 +61,7 @@ def test_a_captured_machine_with_cpu_and_cpuacct_mounted_apart(host) -> None:
     roots = host("vm-two-cores")
     cgroups = roots.sys / "fs/cgroup"
     own = cgroups / "memory/level1/level2"
-    assert [value for _, _, value in Opened(CgroupCollector, roots).readings()] == [
+    assert [value for _, _, value in OpenedCollector(CgroupCollector, roots).read_all()] == [
         int((cgroups / "cpuacct/cpuacct.usage").read_text()),
         *(0, 0, 0),
         NO_QUOTA,
@@ -74,7 +74,7 @@ def test_a_captured_machine_with_cpu_and_cpuacct_mounted_apart(host) -> None:
 
 def test_a_container_without_sys_is_absent_and_says_what_to_do(host) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(CgroupCollector, host("container-no-sys"))
+        OpenedCollector(CgroupCollector, host("container-no-sys"))
     assert caught.value == Unavailable(
         "absent",
         "the cgroup / lies outside the mounted part of the hierarchy",
@@ -84,7 +84,7 @@ def test_a_container_without_sys_is_absent_and_says_what_to_do(host) -> None:
 
 def test_no_cgroup_file_system_is_absent_and_says_what_to_do(host) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(CgroupCollector, host("no-psi"))
+        OpenedCollector(CgroupCollector, host("no-psi"))
     assert caught.value == Unavailable(
         "absent",
         "no cgroup file system for process self is mounted",
@@ -94,7 +94,7 @@ def test_no_cgroup_file_system_is_absent_and_says_what_to_do(host) -> None:
 
 def test_an_unknown_process_is_absent(host) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(CgroupCollector, host("h100-node"), [999])
+        OpenedCollector(CgroupCollector, host("h100-node"), [999])
     assert caught.value.kind == "absent"
 
 
@@ -103,7 +103,9 @@ def test_forbidden_memory_files_leave_the_cpu_columns(host_copy, as_nobody) -> N
     step = roots.sys / "fs/cgroup/slurm/job_7/step_0"
     (step / "memory.events").chmod(0)
     with as_nobody():
-        values = [value for _, _, value in Opened(CgroupCollector, roots, [4711]).readings()]
+        values = [
+            value for _, _, value in OpenedCollector(CgroupCollector, roots, [4711]).read_all()
+        ]
     denied = Unavailable(
         "denied",
         f"{step}/memory.events: permission denied",
@@ -120,35 +122,35 @@ def test_the_root_cgroup_counts_no_throttling(host_copy) -> None:
     (roots.proc / "self/cgroup").write_text("0::/\n")
     root_files = roots.sys / "fs/cgroup/cpu.stat"
     root_files.write_text("usage_usec 7\nuser_usec 6\nsystem_usec 1\n")
-    cgroup = Opened(CgroupCollector, roots)
+    cgroup = OpenedCollector(CgroupCollector, roots)
     not_counted = Unavailable("absent", "the kernel does not count it for this cgroup", "")
-    assert cgroup.reading("cgroup.cpu_ns_total") == 7_000
-    assert cgroup.reading("cgroup.throttled_ns_total") == not_counted
-    value = cgroup.reading("cgroup.memory_bytes")
+    assert cgroup.read_value("cgroup.cpu_ns_total") == 7_000
+    assert cgroup.read_value("cgroup.throttled_ns_total") == not_counted
+    value = cgroup.read_value("cgroup.memory_bytes")
     assert isinstance(value, Unavailable) and value.kind == "absent"
 
 
 def test_counters_are_read_anew_and_a_removed_cgroup_is_a_reason(host_copy, monkeypatch) -> None:
     roots = host_copy("h100-node")
-    cgroup = Opened(CgroupCollector, roots, [4711])
+    cgroup = OpenedCollector(CgroupCollector, roots, [4711])
     stat = roots.sys / "fs/cgroup/slurm/job_7/cpu.stat"
     stat.write_text(stat.read_text().replace("nr_throttled 811", "nr_throttled 1000"))
-    assert cgroup.reading("cgroup.throttled_periods_total") == 1000
+    assert cgroup.read_value("cgroup.throttled_periods_total") == 1000
     monkeypatch.setattr(os, "pread", pread_as_cgroupfs_does)
     shutil.rmtree(roots.sys / "fs/cgroup/slurm")
-    kinds = [v.kind if isinstance(v, Unavailable) else v for _, _, v in cgroup.readings()]
+    kinds = [v.kind if isinstance(v, Unavailable) else v for _, _, v in cgroup.read_all()]
     assert kinds == [*["absent"] * 4, 2.5, "absent", 64 << 30, "absent", "absent"]
     cgroup.close()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
-    before = Opened(CgroupCollector, roots, pids)
-    before.readings()
+    before = OpenedCollector(CgroupCollector, roots, pids)
+    before.read_all()
     pids.append(4711)
     with pytest.raises(DevicesChanged):
-        before.readings()
+        before.read_all()
     before.close()
-    opened = Opened(CgroupCollector, roots, pids)
-    assert opened.reading("cgroup.cpu_quota_ratio") == 2.5
+    opened = OpenedCollector(CgroupCollector, roots, pids)
+    assert opened.read_value("cgroup.cpu_quota_ratio") == 2.5

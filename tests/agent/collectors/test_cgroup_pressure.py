@@ -7,7 +7,7 @@ import pytest
 from clusterprof.agent.collectors.cgroup import PressureCollector
 from clusterprof.agent.linux.cgroup import PSI_REMEDY
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened, pread_as_cgroupfs_does
+from tests.support.opened_collector import OpenedCollector, pread_as_cgroupfs_does
 
 NODE = [  # the files are in µs
     ("pressure.cpu_some_ns_total", "", 14_036_781_000),
@@ -19,7 +19,7 @@ NODE = [  # the files are in µs
 
 
 def test_node_and_cgroup_of_the_job(host) -> None:
-    assert Opened(PressureCollector, host("h100-node"), [4711]).readings() == [
+    assert OpenedCollector(PressureCollector, host("h100-node"), [4711]).read_all() == [
         *NODE,
         ("pressure.cpu_some_ns_total", "cgroup", 101_000),
         ("pressure.io_some_ns_total", "cgroup", 202_000),
@@ -30,18 +30,18 @@ def test_node_and_cgroup_of_the_job(host) -> None:
 
 
 def test_a_container_without_sys_has_the_node_alone(host) -> None:
-    assert Opened(PressureCollector, host("container-no-sys")).readings() == NODE
+    assert OpenedCollector(PressureCollector, host("container-no-sys")).read_all() == NODE
 
 
 def test_the_root_cgroup_is_not_distinguished_from_the_node(host) -> None:
-    columns = Opened(PressureCollector, host("vm-two-cores")).columns
+    columns = OpenedCollector(PressureCollector, host("vm-two-cores")).columns
     assert [device for _, device in columns] == [""] * 5
 
 
 def test_a_kernel_without_psi_is_absent_and_says_what_to_do(host) -> None:
     roots = host("no-psi")
     with pytest.raises(Unavailable) as caught:
-        Opened(PressureCollector, roots)
+        OpenedCollector(PressureCollector, roots)
     assert caught.value == Unavailable(
         "absent", f"{roots.proc}/pressure/cpu: no such file or directory", PSI_REMEDY
     )
@@ -51,7 +51,7 @@ def test_one_forbidden_file_is_a_reason_in_its_columns(host_copy, as_nobody) -> 
     roots = host_copy("container-no-sys")
     (roots.proc / "pressure/io").chmod(0)
     with as_nobody():
-        values = [value for _, _, value in Opened(PressureCollector, roots).readings()]
+        values = [value for _, _, value in OpenedCollector(PressureCollector, roots).read_all()]
     denied = Unavailable(
         "denied",
         f"{roots.proc}/pressure/io: permission denied",
@@ -63,34 +63,34 @@ def test_one_forbidden_file_is_a_reason_in_its_columns(host_copy, as_nobody) -> 
 def test_a_kernel_that_writes_no_full_line(host_copy) -> None:
     roots = host_copy("container-no-sys")
     (roots.proc / "pressure/io").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
-    pressure = Opened(PressureCollector, roots)
-    assert pressure.reading("pressure.io_some_ns_total") == 5_000
-    assert pressure.reading("pressure.io_full_ns_total") == Unavailable(
+    pressure = OpenedCollector(PressureCollector, roots)
+    assert pressure.read_value("pressure.io_some_ns_total") == 5_000
+    assert pressure.read_value("pressure.io_full_ns_total") == Unavailable(
         "absent", "this kernel writes no line 'full'", ""
     )
 
 
 def test_a_cgroup_that_vanishes_is_a_reason_and_the_node_goes_on(host_copy, monkeypatch) -> None:
     roots = host_copy("h100-node")
-    pressure = Opened(PressureCollector, roots, [4711])
+    pressure = OpenedCollector(PressureCollector, roots, [4711])
     task = roots.sys / "fs/cgroup/slurm/job_7/step_0/task_0"
     monkeypatch.setattr(os, "pread", pread_as_cgroupfs_does)
     for name in ("cpu", "io", "memory"):
         (task / f"{name}.pressure").unlink()
-    readings = pressure.readings()
+    readings = pressure.read_all()
     assert readings[:5] == NODE
     assert {value.kind for _, _, value in readings[5:]} == {"absent"}
     pressure.close()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
-    before = Opened(PressureCollector, roots, pids)
-    before.readings()
+    before = OpenedCollector(PressureCollector, roots, pids)
+    before.read_all()
     pids.append(4711)
     with pytest.raises(DevicesChanged):
-        before.readings()
+        before.read_all()
     before.close()
-    opened = Opened(PressureCollector, roots, pids)
-    assert opened.reading("pressure.cpu_some_ns_total", "cgroup") == 101_000
+    opened = OpenedCollector(PressureCollector, roots, pids)
+    assert opened.read_value("pressure.cpu_some_ns_total", "cgroup") == 101_000

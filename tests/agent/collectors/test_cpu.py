@@ -6,7 +6,7 @@ import pytest
 
 from clusterprof.agent.collectors.cpu import CoresCollector, CpuCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 # All fixtures are written in ticks of 10 ms, which is what Linux uses on every machine we support.
 TICK_NS = 10_000_000
@@ -17,7 +17,7 @@ def test_ticks_are_hundredths_of_a_second_here() -> None:
 
 
 def test_the_node(host) -> None:
-    assert Opened(CpuCollector, host("h100-node")).readings() == [
+    assert OpenedCollector(CpuCollector, host("h100-node")).read_all() == [
         ("cpu.user_ns_total", "all", 7200 * TICK_NS),  # 7000 user + 200 nice
         ("cpu.system_ns_total", "all", 3500 * TICK_NS),  # 3000 system + 100 irq + 400 softirq
         ("cpu.idle_ns_total", "all", 90000 * TICK_NS),
@@ -29,7 +29,7 @@ def test_the_node(host) -> None:
 
 
 def test_guest_time_is_part_of_user_time_and_not_added_again(host) -> None:
-    assert Opened(CpuCollector, host("no-psi")).readings() == [
+    assert OpenedCollector(CpuCollector, host("no-psi")).read_all() == [
         ("cpu.user_ns_total", "all", 30 * TICK_NS),  # 10 + 20, not + 5 + 6
         ("cpu.system_ns_total", "all", 160 * TICK_NS),  # 30 + 60 + 70
         ("cpu.idle_ns_total", "all", 40 * TICK_NS),
@@ -47,7 +47,7 @@ def test_every_core_that_is_online(host) -> None:
         "1": [2100, 1130, 30000, 500, 10],
         "2": [1000, 1120, 40000, 500, 10],
     }
-    assert Opened(CoresCollector, host("h100-node")).readings() == [
+    assert OpenedCollector(CoresCollector, host("h100-node")).read_all() == [
         (f"cpu.{name}_ns_total", core, tick * TICK_NS)
         for core, row in ticks.items()
         for name, tick in zip(names, row)
@@ -57,7 +57,7 @@ def test_every_core_that_is_online(host) -> None:
 def test_without_proc_stat_the_collector_is_absent(host_copy) -> None:
     roots = host_copy("two-nics-one-down")
     with pytest.raises(Unavailable) as caught:
-        Opened(CpuCollector, roots)
+        OpenedCollector(CpuCollector, roots)
     assert caught.value == Unavailable(
         "absent", f"{roots.proc}/stat: no such file or directory", ""
     )
@@ -67,7 +67,7 @@ def test_a_forbidden_proc_stat_is_denied_and_says_what_to_do(host_copy, as_nobod
     roots = host_copy("h100-node")
     (roots.proc / "stat").chmod(0)
     with as_nobody(), pytest.raises(Unavailable) as caught:
-        Opened(CpuCollector, roots)
+        OpenedCollector(CpuCollector, roots)
     assert caught.value.kind == "denied"
     assert caught.value.message == f"{roots.proc}/stat: permission denied"
     assert caught.value.remedy != ""
@@ -85,28 +85,28 @@ def rewrite(roots, core: str, replace: tuple[str, str]) -> None:
 
 def test_small_backward_steps_of_idle_and_iowait_are_the_kernels_and_are_held(host_copy) -> None:
     roots = host_copy("h100-node")
-    cpu = Opened(CpuCollector, roots)
-    cpu.readings()
+    cpu = OpenedCollector(CpuCollector, roots)
+    cpu.read_all()
     rewrite(roots, "cpu", (" 90000 1500 ", " 89999 1498 "))
-    assert cpu.reading("cpu.idle_ns_total", "all") == 90000 * TICK_NS
+    assert cpu.read_value("cpu.idle_ns_total", "all") == 90000 * TICK_NS
     rewrite(roots, "cpu", (" 89999 1498 ", " 90007 1499 "))
-    assert cpu.reading("cpu.idle_ns_total", "all") == 90007 * TICK_NS
-    assert cpu.reading("cpu.iowait_ns_total", "all") == 1500 * TICK_NS
+    assert cpu.read_value("cpu.idle_ns_total", "all") == 90007 * TICK_NS
+    assert cpu.read_value("cpu.iowait_ns_total", "all") == 1500 * TICK_NS
 
 
-def test_a_core_that_starts_again_is_passed_on_as_it_is(host_copy) -> None:
+def test_a_reset_core_counter_is_passed_on(host_copy) -> None:
     roots = host_copy("h100-node")
-    cores = Opened(CoresCollector, roots)
-    cores.readings()
+    cores = OpenedCollector(CoresCollector, roots)
+    cores.read_all()
     rewrite(roots, "cpu2", (" 40000 500 ", " 12 500 "))  # 399.88 s back: no jitter
-    assert cores.reading("cpu.idle_ns_total", "2") == 12 * TICK_NS
+    assert cores.read_value("cpu.idle_ns_total", "2") == 12 * TICK_NS
 
 
 def test_a_core_that_goes_offline_or_comes_online_changes_the_columns(host_copy) -> None:
     roots = host_copy("h100-node")
-    cores = Opened(CoresCollector, roots)
+    cores = OpenedCollector(CoresCollector, roots)
     text = (roots.proc / "stat").read_text()
     (roots.proc / "stat").write_text(text.replace("cpu1 ", "cpu3 "))
     with pytest.raises(DevicesChanged):
-        cores.readings()
+        cores.read_all()
     assert [device for _, device in cores.collector.open()][::5] == ["0", "3", "2"]

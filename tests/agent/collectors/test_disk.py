@@ -4,7 +4,7 @@ import pytest
 
 from clusterprof.agent.collectors.disk import DiskCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 MS = 1_000_000
 SECTOR = 512
@@ -25,7 +25,7 @@ def rows(*disks: tuple[str, list[int]]) -> list[tuple[str, str, int]]:
 
 
 def test_whole_disks_and_volumes_without_partitions_and_idle_loops(host) -> None:
-    assert Opened(DiskCollector, host("h100-node")).readings() == rows(
+    assert OpenedCollector(DiskCollector, host("h100-node")).read_all() == rows(
         (
             "nvme0n1",
             [
@@ -69,7 +69,7 @@ def test_whole_disks_and_volumes_without_partitions_and_idle_loops(host) -> None
 
 
 def test_an_old_kernel_with_14_fields(host) -> None:
-    assert Opened(DiskCollector, host("no-psi")).readings() == rows(
+    assert OpenedCollector(DiskCollector, host("no-psi")).read_all() == rows(
         (
             "sda",
             [
@@ -94,7 +94,7 @@ def test_a_captured_machine(host) -> None:
         if line.split()[2] == "vda"
     )
     f = [int(word) for word in line.split()[3:]]
-    assert Opened(DiskCollector, roots).readings() == rows(
+    assert OpenedCollector(DiskCollector, roots).read_all() == rows(
         (
             "vda",
             [f[2] * SECTOR, f[0], f[3] * MS, f[6] * SECTOR, f[4], f[7] * MS, f[9] * MS, f[10] * MS],
@@ -105,7 +105,7 @@ def test_a_captured_machine(host) -> None:
 def test_without_diskstats_the_collector_is_absent(host) -> None:
     roots = host("container-no-sys")
     with pytest.raises(Unavailable) as caught:
-        Opened(DiskCollector, roots)
+        OpenedCollector(DiskCollector, roots)
     assert caught.value.kind == "absent"
 
 
@@ -113,7 +113,7 @@ def test_forbidden_diskstats_are_denied(host_copy, as_nobody) -> None:
     roots = host_copy("h100-node")
     (roots.proc / "diskstats").chmod(0)
     with as_nobody(), pytest.raises(Unavailable) as caught:
-        Opened(DiskCollector, roots)
+        OpenedCollector(DiskCollector, roots)
     assert caught.value.kind == "denied"
 
 
@@ -125,7 +125,7 @@ def test_times_of_32_bits_go_on_rising_when_they_wrap(host_copy) -> None:
     roots = host_copy("no-psi")
     top = (1 << 32) - 10
     write(roots, f"   8       0 sda 5 0 80 {top} 6 0 16 {top} 0 {top} {top}")
-    disk = Opened(DiskCollector, roots)
+    disk = OpenedCollector(DiskCollector, roots)
     write(roots, "   8       0 sda 6 0 88 15 7 0 24 4 0 7 290")
     expected = rows(
         (
@@ -143,19 +143,19 @@ def test_times_of_32_bits_go_on_rising_when_they_wrap(host_copy) -> None:
             ],
         )
     )
-    assert disk.readings() == expected
-    assert disk.readings() == expected  # the wrap is not counted twice
+    assert disk.read_all() == expected
+    assert disk.read_all() == expected  # the wrap is not counted twice
     write(roots, "   8       0 sda 7 0 96 3 8 0 32 9 0 8 291")
-    assert disk.reading("disk.read_ns_total", "sda") == (3 + 2 * (1 << 32)) * MS
-    assert disk.reading("disk.write_ns_total", "sda") == (9 + (1 << 32)) * MS
+    assert disk.read_value("disk.read_ns_total", "sda") == (3 + 2 * (1 << 32)) * MS
+    assert disk.read_value("disk.write_ns_total", "sda") == (9 + (1 << 32)) * MS
 
 
-def test_a_disk_plugged_in_anew_starts_again_and_is_no_wrap(host_copy) -> None:
+def test_a_replugged_disk_restarts_without_a_wrap(host_copy) -> None:
     roots = host_copy("no-psi")
     write(roots, "   8       0 sda 500 0 80 900 600 0 16 900 0 900 900")
-    disk = Opened(DiskCollector, roots)
+    disk = OpenedCollector(DiskCollector, roots)
     write(roots, "   8       0 sda 1 0 8 2 0 0 0 0 0 2 2")
-    assert disk.readings() == rows(("sda", [8 * SECTOR, 1, 2 * MS, 0, 0, 0, 2 * MS, 2 * MS]))
+    assert disk.read_all() == rows(("sda", [8 * SECTOR, 1, 2 * MS, 0, 0, 0, 2 * MS, 2 * MS]))
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_another_set_of_disks_changes_the_columns(host_copy, lines: list[str]) -
     write(
         roots, "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0", "   8       0 sda 1 0 8 2 0 0 0 0 0 2 2"
     )
-    disk = Opened(DiskCollector, roots)
+    disk = OpenedCollector(DiskCollector, roots)
     assert [name for _, name in disk.columns] == ["sda"] * 8
     write(roots, *lines)
     with pytest.raises(DevicesChanged):
-        disk.readings()
+        disk.read_all()
     disk.close()
 
 
@@ -197,7 +197,7 @@ def test_many_disks_are_read_to_the_end(host_copy) -> None:
     roots = host_copy("no-psi")
     lines = [f"   8 {n:7} sd{n}x {n} 0 8 2 0 0 0 0 0 2 {n}" for n in range(1000)]  # 40 KB
     write(roots, *lines)
-    disk = Opened(DiskCollector, roots)
+    disk = OpenedCollector(DiskCollector, roots)
     for _ in range(2):
-        assert disk.reading("disk.queue_ns_total", "sd999x") == 999 * MS
+        assert disk.read_value("disk.queue_ns_total", "sd999x") == 999 * MS
     assert len(disk.columns) == 8 * 1000

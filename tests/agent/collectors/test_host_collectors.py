@@ -16,14 +16,16 @@ from clusterprof.agent.collectors.memory import ReclaimCollector, ShmCollector
 from clusterprof.agent.linux.cpu import describe_topology, find_accelerator_nodes, parse_schedstat
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 S = 1_000_000_000
 NOT_COUNTED = Unavailable("absent", "this kernel does not count it", "")
 
 
 def values(kind: Any, roots: Roots) -> dict[tuple[str, str], Any]:
-    return {(name, device): value for name, device, value in Opened(kind, roots).readings()}
+    return {
+        (name, device): value for name, device, value in OpenedCollector(kind, roots).read_all()
+    }
 
 
 def test_waits_at_every_cpu(host) -> None:
@@ -37,24 +39,24 @@ def test_waits_at_every_cpu(host) -> None:
 
 def test_a_cpu_that_goes_offline_changes_the_columns(host_copy) -> None:
     roots = host_copy("hidepid-node")
-    runqueue = Opened(RunqueueCollector, roots)
+    runqueue = OpenedCollector(RunqueueCollector, roots)
     file = roots.proc / "schedstat"
     file.write_text(file.read_text().partition("cpu3")[0])
     with pytest.raises(DevicesChanged):
-        runqueue.readings()
+        runqueue.read_all()
 
 
 @pytest.mark.parametrize("text", ["", "version 15\n", "version 99\ncpu0 what is this\n", "cpu0"])
 def test_a_file_in_another_form_is_a_reason(tmp_path: Path, text: str) -> None:
     (tmp_path / "schedstat").write_text(text)
     with pytest.raises(Unavailable, match="no CPU in a known format"):
-        Opened(RunqueueCollector, Roots(tmp_path))
+        OpenedCollector(RunqueueCollector, Roots(tmp_path))
 
 
 def test_numbers_in_words_are_a_reason(tmp_path: Path) -> None:
     (tmp_path / "schedstat").write_text("version 15\ncpu0 0 0 0 0 0 0 many 2 3\n")
     with pytest.raises(Unavailable, match="no CPU in a known format"):
-        Opened(RunqueueCollector, Roots(tmp_path))
+        OpenedCollector(RunqueueCollector, Roots(tmp_path))
 
 
 def test_more_fields_of_a_newer_version_do_not_move_the_waits() -> None:
@@ -108,9 +110,9 @@ def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
     collector.close()
 
 
-def test_a_virtual_machine_tells_nothing_of_its_clocks(host) -> None:
+def test_a_virtual_machine_has_no_clock_readings(host) -> None:
     with pytest.raises(Unavailable, match="neither clocks nor temperatures"):
-        Opened(CpuClockCollector, host("vm-two-cores"))
+        OpenedCollector(CpuClockCollector, host("vm-two-cores"))
 
 
 def test_where_cpus_sit(host) -> None:
@@ -157,10 +159,10 @@ def test_reclaim_and_the_nodes_pages_came_from(host) -> None:
     }
 
 
-def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
+def test_an_uncounted_value_is_unknown_and_not_zero(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 7\npgfault 3\nallocstall 5\n")
     roots = Roots(tmp_path, tmp_path / "no-sys")
-    assert [value for _, _, value in Opened(ReclaimCollector, roots).readings()] == [
+    assert [value for _, _, value in OpenedCollector(ReclaimCollector, roots).read_all()] == [
         3,
         *[NOT_COUNTED] * 3,
         5,
@@ -168,14 +170,14 @@ def test_what_a_kernel_does_not_count_is_no_zero(tmp_path: Path) -> None:
     ]
 
 
-def test_words_and_files_that_go_are_reasons(host_copy) -> None:
+def test_missing_fields_and_files_have_reasons(host_copy) -> None:
     roots = host_copy("hidepid-node")
-    reclaim = Opened(ReclaimCollector, roots)
+    reclaim = OpenedCollector(ReclaimCollector, roots)
     vmstat = roots.proc / "vmstat"
     vmstat.write_text(vmstat.read_text().replace("pgfault 7000000", "pgfault many"))
     (roots.sys / "devices/system/node/node1/numastat").write_text("numa_hit 1\n")
     words = Unavailable("failed", "the kernel's file contains words instead of numbers", "")
-    assert [value for _, _, value in reclaim.readings()] == [
+    assert [value for _, _, value in reclaim.read_all()] == [
         *[words] * 8,
         1000,
         900,
@@ -296,9 +298,9 @@ def test_kernel_threads_are_summed_up_by_family(tmp_path: Path) -> None:
 
 def test_without_the_kernels_threads_there_is_a_reason(host, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="mounted with hidepid"):
-        Opened(KernelThreadsCollector, host("hidepid-node"))
+        OpenedCollector(KernelThreadsCollector, host("hidepid-node"))
     with pytest.raises(Unavailable, match="as in most containers"):
-        Opened(KernelThreadsCollector, Roots(tmp_path))
+        OpenedCollector(KernelThreadsCollector, Roots(tmp_path))
     Kernel(tmp_path).write(2, "bash", 0)  # a container's second process
     with pytest.raises(Unavailable, match="as in most containers"):
-        Opened(KernelThreadsCollector, Roots(tmp_path))
+        OpenedCollector(KernelThreadsCollector, Roots(tmp_path))

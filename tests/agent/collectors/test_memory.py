@@ -4,7 +4,7 @@ import os
 
 from clusterprof.agent.collectors.memory import MemoryCollector
 from clusterprof.errors import Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 KIB = 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +26,7 @@ NODE = [
 
 
 def test_node_and_numa_nodes(host) -> None:
-    assert Opened(MemoryCollector, host("h100-node")).readings() == [
+    assert OpenedCollector(MemoryCollector, host("h100-node")).read_all() == [
         *NODE,
         ("memory.numa_misses_total", "node0", 3),
         ("memory.numa_misses_total", "node1", 43),
@@ -34,11 +34,11 @@ def test_node_and_numa_nodes(host) -> None:
 
 
 def test_without_sys_there_are_no_numa_columns(host) -> None:
-    assert Opened(MemoryCollector, host("container-no-sys")).readings() == NODE
+    assert OpenedCollector(MemoryCollector, host("container-no-sys")).read_all() == NODE
 
 
 def test_an_old_kernel(host) -> None:
-    assert Opened(MemoryCollector, host("no-psi")).readings() == [
+    assert OpenedCollector(MemoryCollector, host("no-psi")).read_all() == [
         ("memory.available_bytes", "", NOT_COUNTED),
         ("memory.cached_bytes", "", 200_000 * KIB),
         ("memory.swap_free_bytes", "", 0),
@@ -55,7 +55,7 @@ def test_an_old_kernel(host) -> None:
 
 def test_a_captured_machine(host) -> None:
     roots = host("vm-two-cores")
-    readings = Opened(MemoryCollector, roots).readings()
+    readings = OpenedCollector(MemoryCollector, roots).read_all()
     assert [(name, device) for name, device, _ in readings] == [
         *((name, device) for name, device, _ in NODE),
         ("memory.numa_misses_total", "node0"),
@@ -80,8 +80,8 @@ def test_a_captured_machine(host) -> None:
 
 def test_words_that_move_between_two_samples_are_found_again(host_copy) -> None:
     roots = host_copy("h100-node")
-    memory = Opened(MemoryCollector, roots)
-    memory.readings()
+    memory = OpenedCollector(MemoryCollector, roots)
+    memory.read_all()
     meminfo = (roots.proc / "meminfo").read_text()
     (roots.proc / "meminfo").write_text(meminfo.replace("MemFree:        15", "MemFree:   1234515"))
     vmstat = (roots.proc / "vmstat").read_text().replace("nr_dirty 300", "nr_dirty 3000000")
@@ -90,14 +90,14 @@ def test_words_that_move_between_two_samples_are_found_again(host_copy) -> None:
         (name, device, 507_163 if name == "memory.major_faults_total" else value)
         for name, device, value in NODE
     ]
-    assert memory.readings()[: len(NODE)] == expected
+    assert memory.read_all()[: len(NODE)] == expected
 
 
 def test_a_missing_vmstat_is_a_reason_in_its_columns(host_copy) -> None:
     roots = host_copy("container-no-sys")
     (roots.proc / "vmstat").unlink()
     missing = Unavailable("absent", f"{roots.proc}/vmstat: no such file or directory", "")
-    assert [value for _, _, value in Opened(MemoryCollector, roots).readings()] == [
+    assert [value for _, _, value in OpenedCollector(MemoryCollector, roots).read_all()] == [
         *(value for _, _, value in NODE[:5]),
         *[missing] * 6,
     ]
@@ -108,6 +108,6 @@ def test_a_forbidden_numastat_is_a_reason_in_its_column(host_copy, as_nobody) ->
     path = roots.sys / "devices/system/node/node1/numastat"
     path.chmod(0)
     with as_nobody():
-        readings = Opened(MemoryCollector, roots).readings()
+        readings = OpenedCollector(MemoryCollector, roots).read_all()
     assert readings[:-1] == [*NODE, ("memory.numa_misses_total", "node0", 3)]
     assert readings[-1][2].kind == "denied"

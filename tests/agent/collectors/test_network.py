@@ -4,7 +4,7 @@ import pytest
 
 from clusterprof.agent.collectors.network import NetworkCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 NAMES = [
     "receive_bytes_total",
@@ -27,7 +27,7 @@ def nic(name: str, *values: object) -> list[tuple[str, str, object]]:
 
 
 def test_two_nics_with_their_speed(host) -> None:
-    assert Opened(NetworkCollector, host("h100-node")).readings() == [
+    assert OpenedCollector(NetworkCollector, host("h100-node")).read_all() == [
         # errors 2 + 1 both ways; 100 Gb/s = 12.5 GB/s
         *nic("ens1f0", 874_354_587_000, 563_352_563_000, 7, 3, 3, 12_500_000_000, 2),
         *nic("ens2f0", 5_000, 4_000, 0, 0, 0, 3_125_000_000, 4),
@@ -42,7 +42,7 @@ def test_a_nic_that_never_came_up_is_left_out_and_one_that_went_down_has_no_spee
         f"{roots.sys}/class/net/eth2/speed: the driver does not report the speed of eth2",
         "",
     )
-    assert Opened(NetworkCollector, roots).readings() == [
+    assert OpenedCollector(NetworkCollector, roots).read_all() == [
         *nic("eth0", 7_000_000, 3_000_000, 2, 8, 5, 1_250_000_000, 2),
         *nic("eth2", 2_000, 1_000, 0, 0, 0, no_speed, 5),
         *TCP,
@@ -61,7 +61,7 @@ def test_a_container_without_sys_keeps_the_interfaces_with_traffic(host) -> None
     )
     snmp = Unavailable("absent", f"{roots.proc}/net/snmp: no such file or directory", "")
     netstat = Unavailable("absent", f"{roots.proc}/net/netstat: no such file or directory", "")
-    assert Opened(NetworkCollector, roots).readings() == [
+    assert OpenedCollector(NetworkCollector, roots).read_all() == [
         *nic("eth0", 648, 438, 0, 0, 0, speed, changes),
         ("tcp.segments_sent_total", "", snmp),
         ("tcp.retransmits_total", "", snmp),
@@ -74,7 +74,7 @@ def test_an_old_kernel(host) -> None:
     changes = Unavailable(  # since Linux 3.15
         "absent", f"{roots.sys}/class/net/eth0/carrier_changes: no such file or directory", ""
     )
-    assert Opened(NetworkCollector, roots).readings() == [
+    assert OpenedCollector(NetworkCollector, roots).read_all() == [
         *nic("eth0", 10_000_000_000, 20_000_000_000, 3, 10, 2 + 9, 1_250_000_000, changes),
         *TCP[:2],
         ("tcp.timeouts_total", "", Unavailable("absent", "this kernel does not count it", "")),
@@ -87,7 +87,7 @@ def test_a_captured_machine_whose_driver_does_not_say_its_speed(host) -> None:
         line for line in (roots.proc / "net/dev").read_text().splitlines() if "eth0:" in line
     )
     f = [int(word) for word in line.split(":")[1].split()]
-    readings = Opened(NetworkCollector, roots).readings()
+    readings = OpenedCollector(NetworkCollector, roots).read_all()
     assert readings[:5] == nic("eth0", f[0], f[8], f[3], f[11], f[2] + f[10])
     assert [(name, device) for name, device, _ in readings[5:]] == [
         ("network.link_bytes_per_second", "eth0"),
@@ -107,12 +107,16 @@ def test_a_link_that_is_down_refuses_its_speed(host_copy, as_nobody) -> None:
     speed = roots.sys / "class/net/eth0/speed"
     speed.chmod(0)
     with as_nobody():
-        value = Opened(NetworkCollector, roots).reading("network.link_bytes_per_second", "eth0")
+        value = OpenedCollector(NetworkCollector, roots).read_value(
+            "network.link_bytes_per_second", "eth0"
+        )
     assert isinstance(value, Unavailable) and value.kind == "denied"
     speed.chmod(0o644)
     speed.unlink()
     speed.mkdir()  # reading it fails with EISDIR; the kernel's EINVAL takes the same way
-    value = Opened(NetworkCollector, roots).reading("network.link_bytes_per_second", "eth0")
+    value = OpenedCollector(NetworkCollector, roots).read_value(
+        "network.link_bytes_per_second", "eth0"
+    )
     assert value == Unavailable("absent", f"{speed}: the link is down", "")
 
 
@@ -125,11 +129,11 @@ def rewrite(roots, old: str, new: str) -> None:
 
 def test_counters_are_read_anew_and_a_reset_is_passed_on(host_copy) -> None:
     roots = host_copy("h100-node")
-    network = Opened(NetworkCollector, roots)
+    network = OpenedCollector(NetworkCollector, roots)
     rewrite(roots, "ens2f0: 5000 ", "ens2f0: 6000 ")
-    assert network.reading("network.receive_bytes_total", "ens2f0") == 6_000
+    assert network.read_value("network.receive_bytes_total", "ens2f0") == 6_000
     rewrite(roots, "ens2f0: 6000 ", "ens2f0: 40 ")  # the driver was reset: series.rise voids it
-    assert network.reading("network.receive_bytes_total", "ens2f0") == 40
+    assert network.read_value("network.receive_bytes_total", "ens2f0") == 40
 
 
 @pytest.mark.parametrize(
@@ -146,33 +150,33 @@ def test_counters_are_read_anew_and_a_reset_is_passed_on(host_copy) -> None:
 )
 def test_another_set_of_interfaces_changes_the_columns(host_copy, old: str, new: str) -> None:
     roots = host_copy("two-nics-one-down")
-    network = Opened(NetworkCollector, roots)
-    network.readings()
+    network = OpenedCollector(NetworkCollector, roots)
+    network.read_all()
     rewrite(roots, old, new)
     with pytest.raises(DevicesChanged):
-        network.readings()
+        network.read_all()
     network.close()
 
 
 def test_tcp_table_with_more_columns_after_a_driver_was_loaded(host_copy) -> None:
     roots = host_copy("h100-node")
-    network = Opened(NetworkCollector, roots)
-    assert network.reading("tcp.timeouts_total") == 115
+    network = OpenedCollector(NetworkCollector, roots)
+    assert network.read_value("tcp.timeouts_total") == 115
     (roots.proc / "net/netstat").write_text(
         "TcpExt: SyncookiesSent New TCPTimeoutsX TCPTimeouts\nTcpExt: 1 2 3 116\n"
         "IpExt: A\nIpExt: 9\n"
     )
-    assert network.reading("tcp.timeouts_total") == 116
+    assert network.read_value("tcp.timeouts_total") == 116
 
 
-def bonded(network: Opened) -> tuple[object, list[tuple[str, dict[str, str]]]]:
+def bonded(network: OpenedCollector) -> tuple[object, list[tuple[str, dict[str, str]]]]:
     """How many members of the bond are up, and what has happened to them since the last call."""
-    return network.reading("network.bond_members_up_count", "bond0"), network.collector.events()
+    return network.read_value("network.bond_members_up_count", "bond0"), network.collector.events()
 
 
 def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
     roots = host_copy("roce-cloud-node")
-    network = Opened(NetworkCollector, roots)
+    network = OpenedCollector(NetworkCollector, roots)
     first, second = ({"bond": "bond0", "nic": nic} for nic in ("eth0", "eth1"))
     assert bonded(network) == (1, [("bond-member-down", second)])
     assert bonded(network) == (1, [])
@@ -184,7 +188,7 @@ def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
     assert bonded(network) == (0, [("bond-member-down", first), ("bond-member-down", second)])
     states[0].unlink()
     network.close()
-    again = Opened(NetworkCollector, roots)
+    again = OpenedCollector(NetworkCollector, roots)
     unknown, events = bonded(again)
     assert isinstance(unknown, Unavailable) and unknown.kind == "absent" and events == []
     again.close()
@@ -193,10 +197,10 @@ def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
 def test_a_member_that_comes_changes_the_columns(host_copy, open_files) -> None:
     roots = host_copy("roce-cloud-node")
     before = open_files()
-    network = Opened(NetworkCollector, roots)
-    network.readings()
+    network = OpenedCollector(NetworkCollector, roots)
+    network.read_all()
     (roots.sys / "class/net/bond0/lower_rdma0").symlink_to("../rdma0")
     with pytest.raises(DevicesChanged):
-        network.readings()
+        network.read_all()
     network.close()
     assert open_files() == before

@@ -120,7 +120,7 @@ def test_intel_cards_count_what_begins_a_pause_not_what_ends_it() -> None:
     assert values(i40e) == expected
 
 
-def test_a_card_of_a_cloud_counts_what_its_limits_held_back() -> None:
+def test_a_cloud_nic_counts_packets_held_back_by_limits() -> None:
     assert values(
         {
             "tx_timeout": 1,
@@ -177,7 +177,7 @@ def test_buffers_and_limits_of_virtual_cards_are_summed_over_queues_once() -> No
     assert values(virtio) == values(queues) == expected
 
 
-def test_cards_that_count_nothing_of_this() -> None:
+def test_nics_without_these_counters() -> None:
     assert values({"rx_queue_0_packets": 1, "rx_drops": 2, "tx_kicks": 3, "peer_ifindex": 4}) == {}
 
 
@@ -272,13 +272,13 @@ def test_an_interface_that_comes_changes_the_columns(host_copy) -> None:
         rig.fresh()
 
 
-def test_a_node_whose_cards_count_nothing_of_this_says_so(host) -> None:
+def test_a_node_without_these_nic_counters_is_absent_with_a_reason(host) -> None:
     with pytest.raises(Unavailable) as raised:
         Rig(host("rdma-zoo"), {"ens2f0": {"rx_drops": 0}})
     assert raised.value.kind == "absent"
 
 
-def test_the_kernel_is_asked_as_it_wants_to_be() -> None:
+def test_ethtool_requests_have_the_layout_of_the_kernel() -> None:
     statistics = EthtoolStatistics()
     with_names = []
     for _, nic in socket.if_nameindex():

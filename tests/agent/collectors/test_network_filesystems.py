@@ -4,7 +4,7 @@ import pytest
 
 from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 MS = 1_000_000
 NAMES = [
@@ -71,12 +71,12 @@ HOME = [
 
 
 def test_the_mounts_of_the_job(host) -> None:
-    assert Opened(MountsCollector, host("h100-node"), [4711]).readings() == [*DATA, *HOME]
+    assert OpenedCollector(MountsCollector, host("h100-node"), [4711]).read_all() == [*DATA, *HOME]
 
 
 def test_connections_over_rdma_count_no_queues_of_their_own(host) -> None:
-    mounts = Opened(MountsCollector, host("lustre-nfs"), [4711])
-    readings = {(name, device): value for name, device, value in mounts.readings()}
+    mounts = OpenedCollector(MountsCollector, host("lustre-nfs"), [4711])
+    readings = {(name, device): value for name, device, value in mounts.read_all()}
     proj = {
         name.removeprefix("nfs."): value for (name, at), value in readings.items() if at == "/proj"
     }
@@ -100,7 +100,7 @@ def test_connections_over_rdma_count_no_queues_of_their_own(host) -> None:
 @pytest.mark.parametrize("name", ["h100-node", "no-psi", "container-no-sys"])
 def test_without_nfs_the_collector_is_absent_with_the_reason(host, name: str) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(MountsCollector, host(name))
+        OpenedCollector(MountsCollector, host(name))
     assert caught.value == Unavailable("absent", "no NFS file system is mounted", "")
 
 
@@ -110,7 +110,7 @@ def test_the_jobs_view_is_forbidden_and_ours_is_taken(host_copy, as_nobody) -> N
     (roots.proc / "self/mountstats").write_text(jobs.read_text().replace("/data", "/ours"))
     jobs.chmod(0)
     with as_nobody():
-        readings = Opened(MountsCollector, roots, [4711]).readings()
+        readings = OpenedCollector(MountsCollector, roots, [4711]).read_all()
     assert readings == [(n, d.replace("/data", "/ours"), v) for n, d, v in [*DATA, *HOME]]
 
 
@@ -121,37 +121,40 @@ def rewrite(roots, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_the_next_sample_has_the_next_numbers(host_copy) -> None:
+def test_a_second_sample_has_the_new_values(host_copy) -> None:
     roots = host_copy("h100-node")
-    mounts = Opened(MountsCollector, roots, [4711])
+    mounts = OpenedCollector(MountsCollector, roots, [4711])
     rewrite(
         roots, "READ: 1298 1301 0 207680 1210292152 6 ", "READ: 1300 1303 0 208000 1210292999 9 "
     )
-    assert mounts.reading("nfs.operations_total", "/data:READ") == 1300
-    assert mounts.reading("nfs.queue_ns_total", "/data:READ") == 9 * MS
+    assert mounts.read_value("nfs.operations_total", "/data:READ") == 1300
+    assert mounts.read_value("nfs.queue_ns_total", "/data:READ") == 9 * MS
 
 
 def test_the_first_operation_of_a_kind_changes_the_columns(host_copy) -> None:
     roots = host_copy("h100-node")
-    mounts = Opened(MountsCollector, roots, [4711])
+    mounts = OpenedCollector(MountsCollector, roots, [4711])
     rewrite(roots, "ACCESS: 0 0 ", "ACCESS: 1 1 ")
     with pytest.raises(DevicesChanged):
-        mounts.readings()
+        mounts.read_all()
     mounts.close()
     assert (
-        Opened(MountsCollector, roots, [4711]).reading("nfs.operations_total", "/data:ACCESS") == 1
+        OpenedCollector(MountsCollector, roots, [4711]).read_value(
+            "nfs.operations_total", "/data:ACCESS"
+        )
+        == 1
     )
 
 
 def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
     roots = host_copy("h100-node")
-    mounts = Opened(MountsCollector, roots, [4711])
+    mounts = OpenedCollector(MountsCollector, roots, [4711])
     rewrite(roots, "mounted on /data", "mounted on /elsewhere")
     with pytest.raises(DevicesChanged):
-        mounts.readings()
+        mounts.read_all()
 
 
-def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> None:
+def test_a_negative_counter_is_failed(host_copy) -> None:
     # Seen on a real machine (see the fixtures of node_exporter): 2^64 less 154467947070 ms.
     roots = host_copy("h100-node")
     rewrite(
@@ -159,24 +162,24 @@ def test_a_counter_that_ran_below_zero_is_failed_and_not_a_number(host_copy) -> 
         "READ: 1298 1301 0 207680 1210292152 6 ",
         "READ: 1298 1290 0 207680 1210292152 18446743919241604546 ",
     )
-    mounts = Opened(MountsCollector, roots, [4711])
-    assert mounts.reading("nfs.queue_ns_total", "/data:READ") == Unavailable(
+    mounts = OpenedCollector(MountsCollector, roots, [4711])
+    assert mounts.read_value("nfs.queue_ns_total", "/data:READ") == Unavailable(
         "failed", "the kernel's counter ran below zero", ""
     )
-    assert mounts.reading("nfs.retransmits_total", "/data:READ") == 0  # 1290 sent for 1298
-    assert mounts.reading("nfs.rtt_ns_total", "/data:READ") == 79_386 * MS
+    assert mounts.read_value("nfs.retransmits_total", "/data:READ") == 0  # 1290 sent for 1298
+    assert mounts.read_value("nfs.rtt_ns_total", "/data:READ") == 79_386 * MS
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host_copy) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host_copy) -> None:
     roots = host_copy("h100-node")
     ours = (roots.proc / "4711/mountstats").read_text().replace("/data", "/ours")
     (roots.proc / "self/mountstats").write_text(ours)
     pids: list[int] = []
-    before = Opened(MountsCollector, roots, pids)
-    before.readings()
+    before = OpenedCollector(MountsCollector, roots, pids)
+    before.read_all()
     pids.append(4711)
     with pytest.raises(DevicesChanged):
-        before.readings()
+        before.read_all()
     before.close()
-    opened = Opened(MountsCollector, roots, pids)
-    assert opened.readings() == [*DATA, *HOME]
+    opened = OpenedCollector(MountsCollector, roots, pids)
+    assert opened.read_all() == [*DATA, *HOME]

@@ -4,7 +4,7 @@ import pytest
 
 from clusterprof.agent.collectors.network_filesystems import CifsCollector
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 JIFFY = 4_000_000  # 250 per second
 READINGS = {
@@ -26,8 +26,8 @@ READINGS = {
 }
 
 
-def readings(opened: Opened) -> dict[tuple[str, str], object]:
-    return {(name, device): value for name, device, value in opened.readings()}
+def readings(opened: OpenedCollector) -> dict[tuple[str, str], object]:
+    return {(name, device): value for name, device, value in opened.read_all()}
 
 
 def rewrite(roots, name: str, old: str, new: str) -> None:
@@ -38,13 +38,13 @@ def rewrite(roots, name: str, old: str, new: str) -> None:
 
 
 def test_every_number_of_a_share_and_its_server(host) -> None:
-    assert readings(Opened(CifsCollector, host("lustre-nfs"), [4711])) == READINGS
+    assert readings(OpenedCollector(CifsCollector, host("lustre-nfs"), [4711])) == READINGS
 
 
 @pytest.mark.parametrize("name", ["h100-node", "container-no-sys"])
 def test_without_cifs_the_collector_is_absent(host, name: str) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(CifsCollector, host(name))
+        OpenedCollector(CifsCollector, host(name))
     assert caught.value == Unavailable("absent", "no CIFS file system is mounted", "")
 
 
@@ -52,14 +52,14 @@ def test_the_module_without_a_mount_is_absent_too(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     (roots.proc / "fs/cifs/Stats").write_text("Resources in use\nCIFS Session: 0\n")
     with pytest.raises(Unavailable, match="no CIFS file system is mounted"):
-        Opened(CifsCollector, roots)
+        OpenedCollector(CifsCollector, roots)
 
 
 def test_a_kernel_that_keeps_no_time_says_so_in_the_column(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     rewrite(roots, "Stats", "jiffies (250 per second)", "nothing")
     rewrite(roots, "DebugData", "In Send: 1 In MaxReq Wait: 7", "")
-    now = readings(Opened(CifsCollector, roots, [4711]))
+    now = readings(OpenedCollector(CifsCollector, roots, [4711]))
     no_time = Unavailable("absent", "the kernel was built without CONFIG_CIFS_STATS2", "")
     assert now["cifs.operation_ns_total", "filer:READ"] == no_time
     not_written = Unavailable("absent", "the kernel does not report it for this share", "")
@@ -71,7 +71,7 @@ def test_queues_that_may_not_be_read_are_denied(host_copy, as_nobody) -> None:
     roots = host_copy("lustre-nfs")
     (roots.proc / "fs/cifs/DebugData").chmod(0)
     with as_nobody():
-        now = readings(Opened(CifsCollector, roots, [4711]))
+        now = readings(OpenedCollector(CifsCollector, roots, [4711]))
     waiting = now["cifs.waiting_count", "filer"]
     assert isinstance(waiting, Unavailable) and waiting.kind == "denied"
     assert now["cifs.read_bytes_total", "/win"] == 52_428_800
@@ -80,34 +80,34 @@ def test_queues_that_may_not_be_read_are_denied(host_copy, as_nobody) -> None:
 def test_a_count_of_32_bits_goes_on_when_it_begins_anew(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     rewrite(roots, "Stats", "Reads: 50 total", "Reads: -10 total")  # 2^32 - 10
-    opened = Opened(CifsCollector, roots, [4711])
-    assert opened.reading("cifs.operations_total", "/win:READ") == (1 << 32) - 10
+    opened = OpenedCollector(CifsCollector, roots, [4711])
+    assert opened.read_value("cifs.operations_total", "/win:READ") == (1 << 32) - 10
     rewrite(roots, "Stats", "Reads: -10 total", "Reads: 5 total")
-    assert opened.reading("cifs.operations_total", "/win:READ") == (1 << 32) + 5
-    assert opened.reading("cifs.operations_total", "/win:READ") == (1 << 32) + 5
-    assert opened.reading("cifs.operations_total", "/win:CREATE") == 60
+    assert opened.read_value("cifs.operations_total", "/win:READ") == (1 << 32) + 5
+    assert opened.read_value("cifs.operations_total", "/win:READ") == (1 << 32) + 5
+    assert opened.read_value("cifs.operations_total", "/win:CREATE") == 60
 
 
 def test_a_share_mounted_twice_or_nowhere_goes_by_its_name(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     info = roots.proc / "4711/mountinfo"
     info.write_text(info.read_text() + "54 27 0:53 / /also rw - cifs //FILER/data rw\n")
-    now = readings(Opened(CifsCollector, roots, [4711]))
+    now = readings(OpenedCollector(CifsCollector, roots, [4711]))
     assert now["cifs.read_bytes_total", "//filer/data"] == 52_428_800
 
 
 def test_shares_that_come_and_go_change_the_columns(host_copy) -> None:
     roots = host_copy("lustre-nfs")
-    opened = Opened(CifsCollector, roots, [4711])
+    opened = OpenedCollector(CifsCollector, roots, [4711])
     rewrite(roots, "Stats", "filer\\data", "filer\\other")
     with pytest.raises(DevicesChanged):
-        opened.readings()
+        opened.read_all()
 
 
-def test_our_own_view_is_given_up_as_soon_as_there_is_a_job(host) -> None:
+def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
     pids: list[int] = []
-    opened = Opened(CifsCollector, host("lustre-nfs"), pids)
+    opened = OpenedCollector(CifsCollector, host("lustre-nfs"), pids)
     assert readings(opened) == READINGS
     pids.append(4711)
     with pytest.raises(DevicesChanged):
-        opened.readings()
+        opened.read_all()

@@ -12,7 +12,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.reader_threads import DEADLINE_NS
 from clusterprof.agent.linux.storage.lustre import ROOT_ONLY
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 INSTANCE = "ffff9a0b1c2d3e00"
 OSC0, OSC1 = (f"osc/scratch-OST000{n}-osc-{INSTANCE}" for n in (0, 1))
@@ -66,21 +66,21 @@ def expected() -> list[tuple[str, str, object]]:
     return sorted(collected, key=str)
 
 
-def readings_of(opened: Opened, device: str = "") -> list[tuple[str, str, object]]:
+def readings_of(opened: OpenedCollector, device: str = "") -> list[tuple[str, str, object]]:
     return sorted(
-        (reading for reading in opened.readings() if not reading[1].startswith("old-")), key=str
+        (reading for reading in opened.read_all() if not reading[1].startswith("old-")), key=str
     )
 
 
 def test_every_number_of_a_mount(host) -> None:
-    opened = Opened(LustreCollector, host("lustre-nfs"), [4711])
+    opened = OpenedCollector(LustreCollector, host("lustre-nfs"), [4711])
     assert readings_of(opened) == expected()
     opened.close()
 
 
 def test_a_file_system_of_which_nothing_can_be_read_has_reasons_and_no_zeros(host) -> None:
-    opened = Opened(LustreCollector, host("lustre-nfs"), [4711])
-    old = {(n, d): v for n, d, v in opened.readings() if d.startswith("old-ffff9a0b1c2d4f00")}
+    opened = OpenedCollector(LustreCollector, host("lustre-nfs"), [4711])
+    old = {(n, d): v for n, d, v in opened.read_all() if d.startswith("old-ffff9a0b1c2d4f00")}
     assert len(old) == 9 + 2 * 3
     assert {v.kind for v in old.values() if isinstance(v, Unavailable)} == {"absent"}
     assert old["lustre.fetched_bytes_total", "old-ffff9a0b1c2d4f00"] == NO_TARGET
@@ -91,7 +91,7 @@ def test_a_file_system_of_which_nothing_can_be_read_has_reasons_and_no_zeros(hos
 @pytest.mark.parametrize("name", ["h100-node", "container-no-sys"])
 def test_without_lustre_the_collector_is_absent(host, name: str) -> None:
     with pytest.raises(Unavailable) as caught:
-        Opened(LustreCollector, host(name))
+        OpenedCollector(LustreCollector, host(name))
     assert caught.value == Unavailable("absent", "no Lustre file system is mounted", "")
 
 
@@ -100,7 +100,7 @@ def test_a_user_who_may_not_read_debugfs_is_referred_to_one_who_may(host_copy, a
     debugfs = roots.sys / "kernel/debug"
     debugfs.chmod(0)  # for its owner, too: root may not run the tests
     with as_nobody(), pytest.raises(Unavailable) as caught:
-        Opened(LustreCollector, roots, [4711])
+        OpenedCollector(LustreCollector, roots, [4711])
     debugfs.chmod(0o700)
     assert (caught.value.kind, caught.value.remedy) == ("denied", ROOT_ONLY)
 
@@ -118,8 +118,8 @@ def without_debugfs(roots: Roots) -> Path:
 def test_an_older_lustre_has_all_of_it_in_proc(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     without_debugfs(roots)
-    opened = Opened(LustreCollector, roots, [4711])
-    assert sorted(opened.readings(), key=str) == expected()
+    opened = OpenedCollector(LustreCollector, roots, [4711])
+    assert sorted(opened.read_all(), key=str) == expected()
     opened.close()
 
 
@@ -169,7 +169,7 @@ def rig(host_copy):
     made.collector.close()
 
 
-def test_the_next_reading_has_the_next_numbers(rig: Rig) -> None:
+def test_a_second_reading_has_the_new_values(rig: Rig) -> None:
     rig.edit(
         f"{OSC0}/stats", "500 samples [usec] 150 90000 2000000", "600 samples [usec] 1 9 2400000"
     )
@@ -229,7 +229,7 @@ def test_connections_are_read_every_ten_seconds(rig: Rig) -> None:
     assert rig.next(seconds=10)["lustre.targets_unconnected_count", "/scratch"] == 2
 
 
-def test_a_client_that_hangs_costs_the_loop_nothing(rig: Rig) -> None:
+def test_a_hanging_client_does_not_block_the_loop(rig: Rig) -> None:
     rig.settle()
     rig.collector._reader._worker.answered.clear()  # as while a lock is held
     rig.clock.now_ns += 1_000_000_000

@@ -28,7 +28,7 @@ from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.options import build_plan
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 PATIENCE_S = 20.0
 FILE_BYTES = 3 << 20
@@ -74,16 +74,16 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return module
 
 
-def read_texts(collector: Opened) -> list[str]:
+def read_texts(collector: OpenedCollector) -> list[str]:
     return [
         f"{signal} {device}".strip() + ("" if isinstance(value, Unavailable) else f" = {value}")
-        for signal, device, value in collector.readings()
+        for signal, device, value in collector.read_all()
     ]
 
 
 def test_the_whole_output_on_a_mac(mac: SimpleNamespace) -> None:
     """Values by hand; a line without a value has the reason NOT_COUNTED."""
-    collector = Opened(PortableCollector, Roots())
+    collector = OpenedCollector(PortableCollector, Roots())
     disk = [
         "disk.read_bytes_total {} = 4096",
         "disk.reads_total {} = 5",
@@ -126,7 +126,7 @@ def test_the_whole_output_on_a_mac(mac: SimpleNamespace) -> None:
         "network.link_bytes_per_second en0 = 125000000.0",
         "network.carrier_changes_total en0",
     ]
-    reasons = {value.message for _, _, value in collector.readings() if hasattr(value, "message")}
+    reasons = {value.message for _, _, value in collector.read_all() if hasattr(value, "message")}
     assert reasons == {NOT_COUNTED}
 
 
@@ -136,23 +136,23 @@ def test_a_call_that_fails_is_the_reason_of_its_columns(mac: SimpleNamespace) ->
 
     mac.disk_io_counters = deny
     del mac.net_if_stats
-    collector = Opened(PortableCollector, Roots())
-    assert collector.reading("cpu.user_ns_total", "all") == 3_000_000_000
-    reads = collector.reading("disk.reads_total")
+    collector = OpenedCollector(PortableCollector, Roots())
+    assert collector.read_value("cpu.user_ns_total", "all") == 3_000_000_000
+    reads = collector.read_value("disk.reads_total")
     assert isinstance(reads, Unavailable)
     assert (reads.kind, reads.message) == ("denied", "psutil.disk_io_counters: permission denied")
-    speed = collector.reading("network.link_bytes_per_second", "en0")
+    speed = collector.read_value("network.link_bytes_per_second", "en0")
     assert isinstance(speed, Unavailable) and speed.kind == "absent"
 
 
 def test_a_disk_or_interface_that_comes_or_goes_changes_the_columns(mac: SimpleNamespace) -> None:
-    collector = Opened(PortableCollector, Roots())
+    collector = OpenedCollector(PortableCollector, Roots())
     mac.net_io_counters = lambda pernic: {}
     with pytest.raises(DevicesChanged):
-        collector.readings()
+        collector.read_all()
 
 
-def test_values_psutil_made_up_are_no_values(mac: SimpleNamespace) -> None:
+def test_placeholders_of_psutil_are_rejected(mac: SimpleNamespace) -> None:
     """Where /proc/vmstat cannot be read, psutil warns and returns zeros."""
     import warnings
 
@@ -161,17 +161,17 @@ def test_values_psutil_made_up_are_no_values(mac: SimpleNamespace) -> None:
         return Counters(free=7, sin=0, sout=0)
 
     mac.LINUX, mac.swap_memory = True, swap
-    collector = Opened(PortableCollector, Roots())
-    assert collector.reading("memory.swap_free_bytes") == 7
-    assert isinstance(collector.reading("memory.swap_in_bytes_total"), Unavailable)
+    collector = OpenedCollector(PortableCollector, Roots())
+    assert collector.read_value("memory.swap_free_bytes") == 7
+    assert isinstance(collector.read_value("memory.swap_in_bytes_total"), Unavailable)
 
 
-def test_no_counter_steps_back(mac: SimpleNamespace) -> None:
-    collector = Opened(PortableCollector, Roots())
-    collector.readings()
+def test_counters_never_decrease(mac: SimpleNamespace) -> None:
+    collector = OpenedCollector(PortableCollector, Roots())
+    collector.read_all()
     mac.cpu_times = lambda: Counters(user=2.0, nice=0.5, system=1.5, idle=9.0)
-    assert collector.reading("cpu.idle_ns_total", "all") == 10_000_000_000
-    assert collector.reading("cpu.system_ns_total", "all") == 1_500_000_000
+    assert collector.read_value("cpu.idle_ns_total", "all") == 10_000_000_000
+    assert collector.read_value("cpu.system_ns_total", "all") == 1_500_000_000
 
 
 def test_without_psutil_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +185,13 @@ def test_without_psutil_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> No
 def test_here_it_agrees_with_the_linux_collectors() -> None:
     """Each Linux value is read before and after: a counter of psutil lies between the two."""
     kinds = {kind.name: kind for kind in COLLECTORS}  # type: ignore[attr-defined]
-    linux = [Opened(kinds[name], Roots()) for name in ("cpu", "memory", "disk", "network")]
-    portable = Opened(PortableCollector, Roots())
+    linux = [OpenedCollector(kinds[name], Roots()) for name in ("cpu", "memory", "disk", "network")]
+    portable = OpenedCollector(PortableCollector, Roots())
 
     def read_linux() -> dict[tuple[str, str], Any]:
-        return {reading[:2]: reading[2] for each in linux for reading in each.readings()}
+        return {reading[:2]: reading[2] for each in linux for reading in each.read_all()}
 
-    before, here, after = read_linux(), portable.readings(), read_linux()
+    before, here, after = read_linux(), portable.read_all(), read_linux()
     counters = 0
     for signal, device, value in here:
         if isinstance(value, Unavailable) or not signal.endswith("_total"):
@@ -209,12 +209,12 @@ def test_here_it_agrees_with_the_linux_collectors() -> None:
 
 
 def test_counters_only_grow_and_time_passes() -> None:
-    collector = Opened(PortableCollector, Roots())
-    first = collector.readings()
+    collector = OpenedCollector(PortableCollector, Roots())
+    first = collector.read_all()
     end = time.monotonic() + 0.1
     while time.monotonic() < end:
         pass
-    second = collector.readings()
+    second = collector.read_all()
     for (signal, device, before), (_, _, after) in zip(first, second):
         if signal.endswith("_total") and not isinstance(before, Unavailable):
             assert after >= before, (signal, device)
@@ -299,7 +299,7 @@ def test_a_process_that_ended_and_the_recorder_itself_have_no_row(
     assert read_rows(collector) == {}
 
 
-def test_what_the_system_hides_is_minus_one(
+def test_hidden_values_are_minus_one(
     monkeypatch: pytest.MonkeyPatch, reader: tuple[subprocess.Popen[str], Path]
 ) -> None:
     """As on a Mac: `io_counters` does not exist; and threads are denied."""

@@ -112,7 +112,7 @@ def write_process(proc: Path, pid: int, name: str, io: str | None, rss: int = 3)
         (proc / str(pid) / "io").write_text(io)
 
 
-def test_io_that_may_not_be_seen_is_unknown_not_zero(tmp_path: Path) -> None:
+def test_unreadable_io_is_unknown_and_not_zero(tmp_path: Path) -> None:
     words = ("rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes")
     io = "".join(f"{word}: {number}\n" for number, word in enumerate(words, 1))
     write_process(tmp_path, 10, "python", io)
@@ -129,7 +129,7 @@ def test_io_that_may_not_be_seen_is_unknown_not_zero(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_what_changed_in_either_file_is_in_the_row_and_the_rest_stays(tmp_path: Path) -> None:
+def test_a_row_updates_only_the_fields_that_changed(tmp_path: Path) -> None:
     def io(read: int) -> str:
         return f"rchar: {read}\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\n"
 
@@ -218,7 +218,7 @@ def test_a_line_that_was_read_at_this_tick_is_not_read_again(tmp_path: Path) -> 
     assert facts == [1, 777, 3 * PAGE_BYTES, -1, -1, -1, -1, 9, 1]
 
 
-def test_the_main_thread_says_of_its_process_what_the_process_says() -> None:
+def test_the_main_threads_row_agrees_with_the_process() -> None:
     fields = []
     for path in ("/proc/self/stat", f"/proc/self/task/{os.getpid()}/stat"):
         fields.append(parse_process_stat(Path(path).read_bytes())[:4])

@@ -54,7 +54,7 @@ def test_equal_lists_are_kept_once_and_missing_ones_are_unknown(tmp_path: Path) 
     assert collector.strings() == {"cpus_allowed": ["3"], "nodes_allowed": ["0-1"]}
 
 
-def test_new_processes_are_looked_at_at_once_and_others_in_turn(tmp_path: Path) -> None:
+def test_new_processes_are_read_at_once_and_others_in_rotation(tmp_path: Path) -> None:
     now, pids = [0], list(range(100, 200))
     for pid in (*pids, 300):
         write(tmp_path, pid, "0")
@@ -71,7 +71,7 @@ def test_new_processes_are_looked_at_at_once_and_others_in_turn(tmp_path: Path) 
     assert [row[1] for row in collector.sample()] == pids[:64]
 
 
-def test_a_process_that_is_bound_anew_is_seen(tmp_path: Path) -> None:
+def test_a_changed_cpu_affinity_is_recorded(tmp_path: Path) -> None:
     now = [0]
     write(tmp_path, 10, "0-7")
     collector = collector_of(Roots(tmp_path), [10], now)

@@ -7,18 +7,26 @@ import pytest
 
 from clusterprof.agent.collectors.base import Value
 from clusterprof.errors import DevicesChanged, Unavailable
-from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, at_its_end, of, uncounted
+from tests.support.rdma_ports import (
+    COUNTERS,
+    LINK,
+    PATIENCE,
+    RdmaRig,
+    make_not_counted,
+    make_saturated,
+    pick_port,
+)
 
 pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
 
 
 @pytest.fixture
 def zoo(host) -> dict[tuple[str, str], Value]:
-    return Rig(host("rdma-zoo")).readings()
+    return RdmaRig(host("rdma-zoo")).read_all()
 
 
 def test_every_port_has_every_column_in_order(host) -> None:
-    rig = Rig(host("rdma-zoo"))
+    rig = RdmaRig(host("rdma-zoo"))
     ports = ["bnxt_re0/1", "hfi1_0/1", "irdma0/1", "mlx4_0/1", "mlx5_0/1", "mlx5_1/1", "mlx5_2/1"]
     ports += ["rdmap0s6/1", "cxi0/1"]
     assert [(signal.name, device) for signal, device in rig.columns] == [
@@ -27,7 +35,7 @@ def test_every_port_has_every_column_in_order(host) -> None:
 
 
 def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -> None:
-    assert of(zoo, "mlx5_0/1", COUNTERS) == [
+    assert pick_port(zoo, "mlx5_0/1", COUNTERS) == [
         4 * 1_000_000_000_000,
         4 * 2_000_000_000_000,
         777,
@@ -37,18 +45,18 @@ def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -
         5,
         6 + 1 + 7 + 0,
         4,
-        at_its_end("mlx5_0/1", "link_downed", 255),
+        make_saturated("mlx5_0/1", "link_downed", 255),
         3,
         14,
-        at_its_end("mlx5_0/1", "link_error_recovery", 255),
-        uncounted(),
-        uncounted(),
+        make_saturated("mlx5_0/1", "link_error_recovery", 255),
+        make_not_counted(),
+        make_not_counted(),
     ]
-    assert of(zoo, "mlx5_0/1", LINK) == [4, 50_000_000_000, 4]  # 400 Gb/s
+    assert pick_port(zoo, "mlx5_0/1", LINK) == [4, 50_000_000_000, 4]  # 400 Gb/s
 
 
 def test_roce_with_congestion(zoo) -> None:
-    assert of(zoo, "mlx5_2/1", COUNTERS) == [
+    assert pick_port(zoo, "mlx5_2/1", COUNTERS) == [
         1000,
         2000,
         0,
@@ -60,8 +68,8 @@ def test_roce_with_congestion(zoo) -> None:
         0,
         0,
         0,
-        uncounted(),
-        uncounted(),
+        make_not_counted(),
+        make_not_counted(),
         12,
         13,
     ]
@@ -69,18 +77,18 @@ def test_roce_with_congestion(zoo) -> None:
 
 def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> None:
     end = 0xFFFFFFFF
-    assert of(zoo, "mlx4_0/1", COUNTERS) == [
-        at_its_end("mlx4_0/1", "port_rcv_data", end),
-        at_its_end("mlx4_0/1", "port_xmit_data", end),
-        at_its_end("mlx4_0/1", "port_xmit_wait", end),
-        *[uncounted()] * 3,
+    assert pick_port(zoo, "mlx4_0/1", COUNTERS) == [
+        make_saturated("mlx4_0/1", "port_rcv_data", end),
+        make_saturated("mlx4_0/1", "port_xmit_data", end),
+        make_saturated("mlx4_0/1", "port_xmit_wait", end),
+        *[make_not_counted()] * 3,
         21,
         22 + 23,
         0,
         0,
-        at_its_end("mlx4_0/1", "symbol_error", 0xFFFF),
-        uncounted(),
-        uncounted(),
+        make_saturated("mlx4_0/1", "symbol_error", 0xFFFF),
+        make_not_counted(),
+        make_not_counted(),
         24,
         25,
     ]
@@ -88,7 +96,7 @@ def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> 
 
 def test_a_link_that_is_down_has_a_state_and_no_speed(zoo) -> None:
     down = Unavailable("absent", "the link of mlx5_1/1 is not up", "")
-    assert of(zoo, "mlx5_1/1", LINK) == [1, down, down]
+    assert pick_port(zoo, "mlx5_1/1", LINK) == [1, down, down]
 
 
 def test_bnxt_without_performance_management(zoo) -> None:
@@ -97,7 +105,7 @@ def test_bnxt_without_performance_management(zoo) -> None:
     def keeps_no(name: str) -> Unavailable:
         return Unavailable("absent", f"{port} has no {name}", "")
 
-    assert of(zoo, port, COUNTERS) == [
+    assert pick_port(zoo, port, COUNTERS) == [
         7000,
         6000,  # of RoCE, not of everything on the card
         keeps_no("port_xmit_wait"),
@@ -109,16 +117,16 @@ def test_bnxt_without_performance_management(zoo) -> None:
         8,
         keeps_no("link_downed"),
         keeps_no("symbol_error"),
-        uncounted(),
-        uncounted(),
+        make_not_counted(),
+        make_not_counted(),
         42,
         41,
     ]
 
 
 def test_drivers_with_counters_of_their_own_only(zoo) -> None:
-    missing = uncounted()
-    assert of(zoo, "irdma0/1", COUNTERS) == [
+    missing = make_not_counted()
+    assert pick_port(zoo, "irdma0/1", COUNTERS) == [
         1010,
         2020,
         missing,
@@ -130,45 +138,52 @@ def test_drivers_with_counters_of_their_own_only(zoo) -> None:
         13,
         *[missing] * 6,
     ]
-    missing = uncounted()
-    assert of(zoo, "rdmap0s6/1", COUNTERS) == [111, 222, *[missing] * 5, 4, 3, *[missing] * 6]
+    missing = make_not_counted()
+    assert pick_port(zoo, "rdmap0s6/1", COUNTERS) == [
+        111,
+        222,
+        *[missing] * 5,
+        4,
+        3,
+        *[missing] * 6,
+    ]
 
 
 def test_counters_are_read_anew_and_stop_being_known_at_their_end(host_copy) -> None:
     roots = host_copy("rdma-zoo")
-    rig = Rig(roots)
+    rig = RdmaRig(roots)
     file = roots.sys / "class/infiniband/mlx5_2/ports/1/counters/port_xmit_wait"
-    seen: list[Any] = [rig.readings()["rdma.transmit_wait_total", "mlx5_2/1"]]
+    seen: list[Any] = [rig.read_all()["rdma.transmit_wait_total", "mlx5_2/1"]]
     for value in (900, 0xFFFFFFFF):
         file.write_text(f"{value}\n")
-        seen.append(rig.fresh()["rdma.transmit_wait_total", "mlx5_2/1"])
-    assert seen == [0, 900, at_its_end("mlx5_2/1", "port_xmit_wait", 0xFFFFFFFF)]
+        seen.append(rig.read_fresh()["rdma.transmit_wait_total", "mlx5_2/1"])
+    assert seen == [0, 900, make_saturated("mlx5_2/1", "port_xmit_wait", 0xFFFFFFFF)]
 
 
 def test_a_value_carries_the_time_at_which_it_was_read(host) -> None:
-    rig = Rig(host("rdma-zoo"))
+    rig = RdmaRig(host("rdma-zoo"))
     before_ns = rig.now_ns
-    rig.readings()
+    rig.read_all()
     assert 0 < rig.collector.sampled_ns <= before_ns
-    rig.fresh()
+    rig.read_fresh()
     assert rig.collector.sampled_ns > before_ns
 
 
 def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
     roots = host_copy("rdma-zoo")
-    rig = Rig(roots)
-    rig.readings()
+    rig = RdmaRig(roots)
+    rig.read_all()
     shutil.rmtree(roots.sys / "class/infiniband/mlx5_1")
     with pytest.raises(DevicesChanged):
-        rig.fresh()
+        rig.read_fresh()
     rig.collector.close()
     rig.columns = rig.collector.open()
     assert "mlx5_1/1" not in {device for _, device in rig.columns}
-    assert ("rdma.state_count", "mlx5_0/1") in rig.readings()
+    assert ("rdma.state_count", "mlx5_0/1") in rig.read_all()
     for kind in ("infiniband", "cxi"):
         shutil.rmtree(roots.sys / "class" / kind)
     with pytest.raises(DevicesChanged):
-        rig.fresh()
+        rig.read_fresh()
     rig.collector.close()
     with pytest.raises(Unavailable) as raised:
         rig.collector.open()
@@ -177,11 +192,11 @@ def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
 
 def test_files_are_given_back(host, open_files) -> None:
     before = open_files()
-    rig = Rig(host("rdma-zoo"))
-    rig.fresh()
+    rig = RdmaRig(host("rdma-zoo"))
+    rig.read_fresh()
     held = open_files() - before
     assert 0 < held <= 128 + 1
-    rig.readings()
+    rig.read_all()
     rig.collector._reader._worker.answered.wait(PATIENCE)
     rig.collector.close()
     assert open_files() == before
@@ -189,5 +204,5 @@ def test_files_are_given_back(host, open_files) -> None:
 
 def test_a_machine_without_rdma(host) -> None:
     with pytest.raises(Unavailable) as raised:
-        Rig(host("h100-node"))
+        RdmaRig(host("h100-node"))
     assert raised.value.kind == "absent"

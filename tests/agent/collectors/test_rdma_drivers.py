@@ -11,20 +11,20 @@ from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.sampling import inventory
 from clusterprof.errors import Unavailable
-from tests.support.collecting import pread_as_cgroupfs_does
-from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, Rig, of, uncounted
+from tests.support.opened_collector import pread_as_cgroupfs_does
+from tests.support.rdma_ports import COUNTERS, LINK, PATIENCE, RdmaRig, make_not_counted, pick_port
 
 pytestmark = pytest.mark.usefixtures("closed_rdma_ports")
 
 
 @pytest.fixture
 def zoo(host) -> dict[tuple[str, str], Value]:
-    return Rig(host("rdma-zoo")).readings()
+    return RdmaRig(host("rdma-zoo")).read_all()
 
 
 def test_omni_path_counts_flits_of_eight_octets_and_leaves_two_files_empty(zoo) -> None:
-    missing = uncounted()
-    assert of(zoo, "hfi1_0/1", COUNTERS) == [
+    missing = make_not_counted()
+    assert pick_port(zoo, "hfi1_0/1", COUNTERS) == [
         8 * 345_091_702_026,
         8 * 273_558_326_543,
         33,
@@ -47,16 +47,16 @@ def test_an_omni_path_card_is_known_by_its_driver_whatever_it_is_called(host_cop
     roots = host_copy("rdma-zoo")
     folder = roots.sys / "class/infiniband"
     (folder / "hfi1_0").rename(folder / "ibp5s0")
-    assert Rig(roots).readings()["rdma.receive_bytes_total", "ibp5s0/1"] == 4 * 345_091_702_026
+    assert RdmaRig(roots).read_all()["rdma.receive_bytes_total", "ibp5s0/1"] == 4 * 345_091_702_026
     (folder / "ibp5s0/device").mkdir()
     (folder / "ibp5s0/device/driver").symlink_to("../../../../bus/pci/drivers/hfi1")
-    assert Rig(roots).readings()["rdma.receive_bytes_total", "ibp5s0/1"] == 8 * 345_091_702_026
+    assert RdmaRig(roots).read_all()["rdma.receive_bytes_total", "ibp5s0/1"] == 8 * 345_091_702_026
 
 
 def test_slingshot_cards_put_the_time_behind_their_values(zoo) -> None:
-    missing = uncounted()
+    missing = make_not_counted()
     marked = 10 + sum(range(8))
-    assert of(zoo, "cxi0/1", COUNTERS) == [
+    assert pick_port(zoo, "cxi0/1", COUNTERS) == [
         88_000,
         99_000,
         missing,
@@ -71,7 +71,7 @@ def test_slingshot_cards_put_the_time_behind_their_values(zoo) -> None:
         *[missing] * 4,
     ]
     no_width = Unavailable("absent", "the driver reports no width", "")
-    assert of(zoo, "cxi0/1", LINK) == [4, 25_000_000_000, no_width]
+    assert pick_port(zoo, "cxi0/1", LINK) == [4, 25_000_000_000, no_width]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, 
     properties = roots.sys / "class/cxi/cxi0/device/properties"
     (properties / "link").write_text(f"{link}\n")
     (properties / "speed").write_text(f"{speed}\n")
-    state, rate, _ = of(Rig(roots).readings(), "cxi0/1", LINK)
+    state, rate, _ = pick_port(RdmaRig(roots).read_all(), "cxi0/1", LINK)
     printed = state.message.split(": ")[-1] if isinstance(state, Unavailable) else state
     assert isinstance(rate, Unavailable)
     assert (printed, rate.message.split(": ")[-1]) == expected
@@ -101,8 +101,8 @@ def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_cop
     (roots.sys / "class/cxi/cxi0/device").rename(roots.sys / "class/net/hsn0/device")
     shutil.rmtree(roots.sys / "class/cxi")
     (roots.sys / "class/net/hsn1/device").mkdir(parents=True)  # of that name, and no such card
-    result = Rig(roots).readings()
-    assert of(result, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
+    result = RdmaRig(roots).read_all()
+    assert pick_port(result, "hsn0/1", ["receive_bytes_total", "state_count"]) == [88_000, 4]
     assert {device for _, device in result} == {"hsn0/1"}
     [hca] = inventory.list_rdma_devices(roots.sys)
     assert (hca["name"], hca["ports"][0]["netdev"]) == ("hsn0", "hsn0")
@@ -112,22 +112,25 @@ def test_counters_of_a_device_with_two_ports_are_of_neither(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     device = roots.sys / "class/infiniband/hfi1_0"
     shutil.copytree(device / "ports/1", device / "ports/2")
-    result = Rig(roots).readings()
+    result = RdmaRig(roots).read_all()
     for port in ("hfi1_0/1", "hfi1_0/2"):
-        assert of(result, port, ["ecn_marked_total", "transmit_wait_total"]) == [uncounted(), 33]
+        assert pick_port(result, port, ["ecn_marked_total", "transmit_wait_total"]) == [
+            make_not_counted(),
+            33,
+        ]
 
 
 def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     port = roots.sys / "class/infiniband/mlx5_2/ports/1"
-    rig = Rig(roots)
-    rig.readings()
+    rig = RdmaRig(roots)
+    rig.read_all()
     (port / "counters/port_rcv_data").write_text("-7\n")
     (port / "counters/port_xmit_data").write_text("0x12 overflow\n")
     (port / "hw_counters/packet_seq_err").write_text("\n")
-    result = rig.fresh()
+    result = rig.read_fresh()
     names = ["receive_bytes_total", "transmit_bytes_total", "retransmits_total"]
-    assert of(result, "mlx5_2/1", names) == [
+    assert pick_port(result, "mlx5_2/1", names) == [
         Unavailable("failed", "port_rcv_data of mlx5_2/1 is -7: not a valid count", ""),
         Unavailable("absent", "mlx5_2/1 has no port_xmit_data", ""),
         Unavailable("absent", "mlx5_2/1 has no packet_seq_err", ""),  # not the sum of the others
@@ -139,24 +142,24 @@ def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) ->
     port = roots.sys / "class/infiniband/bnxt_re0/ports/1"
     data = port / "counters/port_rcv_data"
     data.write_text("2000\n")
-    rig = Rig(roots)
-    assert rig.readings()["rdma.receive_bytes_total", "bnxt_re0/1"] == 8000
+    rig = RdmaRig(roots)
+    assert rig.read_all()["rdma.receive_bytes_total", "bnxt_re0/1"] == 8000
     data.write_text("N/A (no PMA)\n")  # rx_roce_only_bytes says 7000
-    result = rig.fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
+    result = rig.read_fresh()["rdma.receive_bytes_total", "bnxt_re0/1"]
     assert result == Unavailable("absent", "bnxt_re0/1 has no port_rcv_data", "")
 
 
 def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatch) -> None:
     roots = host_copy("rdma-zoo")
-    rig = Rig(roots)
-    rig.readings()
+    rig = RdmaRig(roots)
+    rig.read_all()
     monkeypatch.setattr("os.pread", pread_as_cgroupfs_does)  # sysfs answers ENODEV alike
     file = roots.sys / "class/infiniband/mlx5_2/ports/1/counters/port_rcv_data"
     file.unlink()
-    gone = rig.fresh()["rdma.receive_bytes_total", "mlx5_2/1"]
+    gone = rig.read_fresh()["rdma.receive_bytes_total", "mlx5_2/1"]
     assert isinstance(gone, Unavailable) and gone.kind == "absent"
     file.write_text("11\n")
-    assert rig.fresh()["rdma.receive_bytes_total", "mlx5_2/1"] == 44
+    assert rig.read_fresh()["rdma.receive_bytes_total", "mlx5_2/1"] == 44
 
 
 def test_permission_lost_in_mid_run_is_a_reason(host_copy, as_nobody) -> None:

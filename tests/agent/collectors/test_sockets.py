@@ -183,7 +183,7 @@ def test_a_job_without_connections_has_no_columns(rig: Rig) -> None:
     assert rig.tick(10) == {}
 
 
-def test_totals_begin_when_we_come_and_keep_what_closed_connections_had(rig: Rig) -> None:
+def test_totals_start_at_zero_and_keep_closed_connections(rig: Rig) -> None:
     rig.kernel.be(1, connection_state(retransmits=1000, acked_bytes=10**9, busy_ns=5))
     rig.has(1)
     assert rig.tick(3)["retransmits_total", "eth0"] == 0
@@ -241,7 +241,7 @@ def test_round_trips_are_those_of_connections_that_got_data_through(rig: Rig) ->
     assert rig.tick()["rtt_ns", "eth0"] == 20
 
 
-def test_what_an_old_kernel_does_not_tell_is_unknown_not_zero(rig: Rig) -> None:
+def test_fields_missing_in_an_old_kernel_are_unknown_and_not_zero(rig: Rig) -> None:
     old = TcpInfo(2, 50, 7, *[None] * 8)
     rig.kernel.be(1, ConnectionState(1, 0, 30, old))
     rig.has(1)
@@ -261,7 +261,7 @@ def test_what_an_old_kernel_does_not_tell_is_unknown_not_zero(rig: Rig) -> None:
     assert values["busy_ns_total", "eth0"] == NOT_TOLD
 
 
-def test_many_connections_take_turns_and_none_is_forgotten(rig: Rig) -> None:
+def test_many_connections_are_read_in_rotation(rig: Rig) -> None:
     for inode in range(1, 301):
         rig.kernel.be(inode, connection_state(unsent=1))
         rig.has(inode)
@@ -277,7 +277,7 @@ def test_many_connections_take_turns_and_none_is_forgotten(rig: Rig) -> None:
     assert set(rig.kernel.queried) == set(range(1, 301))
 
 
-def test_descriptors_are_looked_at_only_for_connections_nobody_knows(
+def test_descriptors_are_searched_only_for_new_connections(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.kernel.be(1, connection_state())
@@ -334,7 +334,7 @@ def test_open_files_that_may_not_be_seen_are_denied(
     assert raised.value.kind == "denied"
 
 
-def test_a_kernel_that_stops_answering_is_asked_anew(rig: Rig) -> None:
+def test_a_silent_netlink_socket_is_reopened(rig: Rig) -> None:
     rig.kernel.be(1, connection_state(retransmits=5))
     rig.has(1)
     rig.tick(3)

@@ -38,8 +38,8 @@ from clusterprof.agent.linux.threads import (
 )
 from clusterprof.signals import BY_NAME
 from tests.support.archives import unpack_archive
-from tests.support.collecting import Opened
-from tests.support.node_exporter import PAGE, SHARED, of
+from tests.support.node_exporter import PAGE, SHARED, list_values
+from tests.support.opened_collector import OpenedCollector
 
 LIBRARY = SHARED.parent / "procfs-fixtures/fixtures.tar.gz"
 pytestmark = pytest.mark.skipif(
@@ -75,7 +75,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Roots:
 
 
 def readings(kind: type, roots: Roots) -> dict[tuple[str, str], Value]:
-    return {(name, device): value for name, device, value in Opened(kind, roots).readings()}
+    return {
+        (name, device): value for name, device, value in OpenedCollector(kind, roots).read_all()
+    }
 
 
 def table(section: str) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]], float]]:
@@ -95,7 +97,7 @@ def summed(theirs: dict, metrics: list, key: str, before: str) -> dict[str, floa
     """Their values by our device."""
     collected: dict[str, float] = {}
     for name, wanted in metrics:
-        for labels, value in of(theirs, name).items():
+        for labels, value in list_values(theirs, name).items():
             label = dict(labels)
             if wanted.items() <= label.items():
                 device = before + "/".join(label[part] for part in key.split("/") if part)
@@ -146,13 +148,15 @@ def test_clocks_are_the_mean_of_a_package_and_heat_that_of_its_sensor(
     exporter: Roots, theirs: dict
 ) -> None:
     mine = readings(CpuClockCollector, exporter)
-    cores = of(theirs, "node_cpu_core_throttles_total")
+    cores = list_values(theirs, "node_cpu_core_throttles_total")
     assert len(cores) == 4  # two packages of two CPUs each, 0 and 1, 2 and 3
     for metric, signal, both in (
         ("node_cpu_scaling_frequency_hertz", "cpu.clock_hertz", lambda a, b: (a + b) / 2),
         ("node_cpu_scaling_frequency_max_hertz", "cpu.clock_limit_hertz", max),
     ):
-        by_cpu = {dict(labels)["cpu"]: value for labels, value in of(theirs, metric).items()}
+        by_cpu = {
+            dict(labels)["cpu"]: value for labels, value in list_values(theirs, metric).items()
+        }
         for package, cpus in (("package0", "01"), ("package1", "23")):
             assert mine[signal, package] == both(*(by_cpu[cpu] for cpu in cpus))
     text = PAGE.read_text(encoding="utf-8").partition("## cpu_clock\n")[2].partition("\n## ")[0]

@@ -17,7 +17,7 @@ from clusterprof.agent.collectors.rdma import RdmaCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
 from tests.support.archives import unpack_archive
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 SHARED = Path(__file__).parents[3].parent / "shared/data"
 pytestmark = pytest.mark.skipif(
@@ -29,7 +29,9 @@ def values(folder: Path, archive: str, sys: str) -> dict[tuple[str, str], Value]
     unpack_archive(SHARED / archive, folder, "/infiniband/")
     return {
         (name.removeprefix("rdma."), device): value
-        for name, device, value in Opened(RdmaCollector, Roots(folder, folder / sys)).readings()
+        for name, device, value in OpenedCollector(
+            RdmaCollector, Roots(folder, folder / sys)
+        ).read_all()
     }
 
 

@@ -17,8 +17,8 @@ from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
 from tests.support.archives import unpack_archive
-from tests.support.collecting import Opened
-from tests.support.node_exporter import PAGE, SHARED, of
+from tests.support.node_exporter import PAGE, SHARED, list_values
+from tests.support.opened_collector import OpenedCollector
 
 needs_trees = pytest.mark.skipif(
     not SHARED.exists(), reason="the third-party fixture trees do not lie beside the repository"
@@ -52,7 +52,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Roots:
 
 
 def ours(kind: type, roots: Roots, pid: int) -> dict[tuple[str, str], object]:
-    return {(name, device): value for name, device, value in Opened(kind, roots, [pid]).readings()}
+    return {
+        (name, device): value
+        for name, device, value in OpenedCollector(kind, roots, [pid]).read_all()
+    }
 
 
 @needs_trees
@@ -61,7 +64,9 @@ def test_disks(tree: Roots, theirs: dict) -> None:
     table = rows("disk")
     assert {name for name, _ in mine} == {row.signal for row in table}  # all that we know of a disk
     for row in table:
-        wanted = {dict(labels)["device"]: v for labels, v in of(theirs, row.metric).items()}
+        wanted = {
+            dict(labels)["device"]: v for labels, v in list_values(theirs, row.metric).items()
+        }
         got = {device: value for (name, device), value in mine.items() if name == row.signal}
         assert set(got) - OURS_ALONE == set(wanted) - THEIRS_ALONE
         for device, value in got.items():
@@ -74,7 +79,7 @@ def test_nfs_mounts(tree: Roots, theirs: dict) -> None:
     mine = ours(MountsCollector, tree, 10)
     compared = 0
     for row in rows("mounts"):
-        for labels, number in of(theirs, row.metric).items():
+        for labels, number in list_values(theirs, row.metric).items():
             label = dict(labels)
             operation = label.get("operation", "")
             if operation == "NULL":
@@ -96,8 +101,8 @@ def test_nfs_mounts(tree: Roots, theirs: dict) -> None:
 
 @needs_trees
 def test_retransmissions_are_transmissions_less_requests(tree: Roots, theirs: dict) -> None:
-    requests = of(theirs, "node_mountstats_nfs_operations_requests_total")
-    sent = of(theirs, "node_mountstats_nfs_operations_transmissions_total")
+    requests = list_values(theirs, "node_mountstats_nfs_operations_requests_total")
+    sent = list_values(theirs, "node_mountstats_nfs_operations_transmissions_total")
     mine = ours(MountsCollector, tree, 10)
     for labels, count in requests.items():
         label = dict(labels)
@@ -111,7 +116,7 @@ def test_retransmissions_are_transmissions_less_requests(tree: Roots, theirs: di
 def test_memory_and_what_is_read_again(tree: Roots, theirs: dict) -> None:
     mine = ours(MemoryCollector, tree, 10)
     for row in rows("memory"):
-        (number,) = of(theirs, row.metric).values()
+        (number,) = list_values(theirs, row.metric).values()
         assert mine[row.signal, ""] == number * row.factor, row
 
 

@@ -21,7 +21,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.storage.network_mounts import parse_mountstats
 from clusterprof.errors import Unavailable
 from tests.support.archives import unpack_archive
-from tests.support.collecting import Opened
+from tests.support.opened_collector import OpenedCollector
 
 SHARED = Path(__file__).parents[3].parent / "shared/data"
 pytestmark = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def node_exporter(trees: Path) -> Roots:
 
 
 def ours(kind: type, roots: Roots) -> Iterator[tuple[str, str, float]]:
-    for name, device, value in Opened(kind, roots).readings():
+    for name, device, value in OpenedCollector(kind, roots).read_all():
         assert not isinstance(value, Unavailable), name
         yield name, device, value
 
@@ -116,8 +116,8 @@ def test_pressure_and_faults_as_node_exporter_prints_them(node_exporter: Roots) 
             "memory_full": "memory_stalled",
         }.items()
     }
-    memory = Opened(MemoryCollector, node_exporter)
-    assert memory.reading("memory.major_faults_total") == theirs["node_vmstat_pgmajfault", ""]
+    memory = OpenedCollector(MemoryCollector, node_exporter)
+    assert memory.read_value("memory.major_faults_total") == theirs["node_vmstat_pgmajfault", ""]
 
 
 def test_a_core_as_node_exporter_prints_it(node_exporter: Roots) -> None:
@@ -152,19 +152,21 @@ def test_nfs_mounts_as_node_exporter_prints_them(node_exporter: Roots) -> None:
 def test_procfs_tree(trees: Path) -> None:
     fixtures = trees / "procfs-fixtures/fixtures"
     roots = Roots(fixtures / "proc", fixtures / "sys")
-    network = Opened(NetworkCollector, roots)
+    network = OpenedCollector(NetworkCollector, roots)
     nics = list(dict.fromkeys(device for _, device in network.columns if device))
     assert nics == ["vethf345468", "docker0", "eth0"]
-    assert network.reading("network.receive_bytes_total", "eth0") == 874_354_587
-    assert network.reading("network.link_bytes_per_second", "eth0") == 125_000_000  # 1000 Mb/s
+    assert network.read_value("network.receive_bytes_total", "eth0") == 874_354_587
+    assert network.read_value("network.link_bytes_per_second", "eth0") == 125_000_000  # 1000 Mb/s
 
 
 def test_dynolog_tree(trees: Path) -> None:
     known = json.loads((SHARED / "dynolog-testroot/known.json").read_text())
     stated = known["stated_by_source"]["dynolog/tests/KernelCollecterTest.cpp"]
     root = trees / "dynolog-testroot/root"
-    cores = Opened(CoresCollector, Roots(root / "proc", root / "sys"))
+    cores = OpenedCollector(CoresCollector, Roots(root / "proc", root / "sys"))
     assert len(cores.columns) == 5 * stated["cores"]
     ticks = stated["cpu0_raw_ticks"]
-    assert cores.reading("cpu.user_ns_total", "0") == (ticks["user"] + ticks["nice"]) * 10_000_000
-    assert cores.reading("cpu.idle_ns_total", "0") == ticks["idle"] * 10_000_000
+    assert (
+        cores.read_value("cpu.user_ns_total", "0") == (ticks["user"] + ticks["nice"]) * 10_000_000
+    )
+    assert cores.read_value("cpu.idle_ns_total", "0") == ticks["idle"] * 10_000_000

@@ -11,7 +11,7 @@ import pytest
 
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.fake_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, ThreadRig
 
 SLEEP = "import time; print(flush=True); time.sleep(60)"
 SPIN_BESIDE = """
@@ -62,20 +62,20 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig(Roots())
+def rig() -> Iterator[ThreadRig]:
+    made = ThreadRig(Roots())
     yield made
     made.collector.close()
 
 
 def test_a_sleeping_process_is_in_every_tick_at_the_place_it_sleeps(
-    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+    rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = run(SLEEP)
     assert process.stdout is not None
     process.stdout.readline()
     rig.pids = [process.pid]
-    (row,) = rig.until(lambda rows: [row for row in rows if row.state == ord("S")])
+    (row,) = rig.tick_until(lambda rows: [row for row in rows if row.state == ord("S")])
     for _ in range(3):
         (again,) = rig.tick()
         # It was not on a CPU: everything but the time and the place is as it was.
@@ -87,21 +87,21 @@ def test_a_sleeping_process_is_in_every_tick_at_the_place_it_sleeps(
     if place == "0":
         assert again.wchan == -1  # a kernel that does not tell
     else:
-        assert rig.places()[again.wchan] == place.split(".")[0]
+        assert rig.list_wait_places()[again.wchan] == place.split(".")[0]
 
 
 def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
-    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+    rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = run(SPIN_BESIDE)
     assert process.stdout is not None
     spins = int(process.stdout.readline())
     rig.pids = [process.pid]
-    rig.until(lambda rows: len({row.tid for row in rows}) == 3)  # each is introduced once
+    rig.tick_until(lambda rows: len({row.tid for row in rows}) == 3)  # each is introduced once
     # The idle one is followed for a second more when it went to sleep only now.
-    first = rig.until(lambda rows: {row.tid for row in rows} == {process.pid, spins})
+    first = rig.tick_until(lambda rows: {row.tid for row in rows} == {process.pid, spins})
     spinner = next(row for row in first if row.tid == spins)
-    later = rig.until(
+    later = rig.tick_until(
         lambda rows: [r for r in rows if r.tid == spinner.tid and r.on_cpu > spinner.on_cpu]
     )
     assert {row.tid for row in later} == {process.pid, spinner.tid}
@@ -110,7 +110,7 @@ def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
 
 
 def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
-    rig: Rig, run: Callable[[str], subprocess.Popen[str]]
+    rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     parent = run(FORK)
     rig.pids = [parent.pid]
@@ -119,13 +119,13 @@ def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
     parent.stdin.write("\n")
     parent.stdin.flush()
     child = int(parent.stdout.readline())
-    rig.until(lambda rows: {row.pid for row in rows} == {parent.pid, child})
+    rig.tick_until(lambda rows: {row.pid for row in rows} == {parent.pid, child})
     parent.kill()
     parent.wait()
     rig.pids = []
-    rig.until(lambda rows: {row.pid for row in rows} == {child})
+    rig.tick_until(lambda rows: {row.pid for row in rows} == {child})
     subprocess.run(["kill", "-9", str(child)], check=True)
-    rig.until(lambda rows: not rows or rows[0].state == ord("Z"))
+    rig.tick_until(lambda rows: not rows or rows[0].state == ord("Z"))
 
 
 def test_every_descriptor_is_given_back(
@@ -135,8 +135,8 @@ def test_every_descriptor_is_given_back(
     assert process.stdout is not None
     process.stdout.readline()
     before = open_files()
-    rig = Rig(Roots(), [process.pid])
-    rig.until(lambda rows: len({row.tid for row in rows}) == 3)
+    rig = ThreadRig(Roots(), [process.pid])
+    rig.tick_until(lambda rows: len({row.tid for row in rows}) == 3)
     rig.tick()
     rig.collector.close()
     assert open_files() == before
@@ -144,13 +144,13 @@ def test_every_descriptor_is_given_back(
 
 def test_a_row_in_full(proc: Path) -> None:
     thread = FakeThread(proc, 10, 10)
-    rig = Rig(Roots(proc), [10])
+    rig = ThreadRig(Roots(proc), [10])
     numbers = {"faults": 7, "user": 3, "system": 2, "block": 5}
-    thread.be("D", "1000 200 4", "folio_wait_bit_common.isra.0", **numbers)
+    thread.set_state("D", "1000 200 4", "folio_wait_bit_common.isra.0", **numbers)
     # Ticks of 10 ms; the state is a letter's number; the place an index into the strings.
     expected = (0, 10, 10, ord("D"), 1000, 200, 30_000_000, 20_000_000, 50_000_000, 7, 0, -1)
     assert rig.tick() == [expected]
-    assert rig.places() == ["folio_wait_bit_common"]
+    assert rig.list_wait_places() == ["folio_wait_bit_common"]
 
 
 @pytest.mark.parametrize(
@@ -162,40 +162,40 @@ def test_block_io_delay_is_unknown_where_the_kernel_keeps_none(
 ) -> None:
     delays = proc / "sys/kernel/task_delayacct"
     delays.unlink() if setting is None else delays.write_text(setting)
-    FakeThread(proc, 10, 10).be("S", "1 1 1", block=block)
-    assert Rig(Roots(proc), [10]).tick()[0].block_io == seen
+    FakeThread(proc, 10, 10).set_state("S", "1 1 1", block=block)
+    assert ThreadRig(Roots(proc), [10]).tick()[0].block_io == seen
 
 
 @pytest.mark.parametrize("times", ["", "0 0 0"])
 def test_without_schedstat_its_times_are_unknown(proc: Path, times: str) -> None:
     thread = FakeThread(proc, 10, 10)
-    thread.be("S", times, user=4)
-    rig = Rig(Roots(proc), [10])
+    thread.set_state("S", times, user=4)
+    rig = ThreadRig(Roots(proc), [10])
     assert (rig.tick()[0].on_cpu, rig.tick()[0].run_delay) == (-1, -1)
-    thread.be("R", times, user=5)
+    thread.set_state("R", times, user=5)
     (row,) = rig.tick()  # and nothing is taken to stand still
     assert (row.state, row.user) == (ord("R"), 50_000_000)
 
 
 def test_a_blocked_thread_is_looked_at_even_if_it_did_not_run(proc: Path) -> None:
     thread = FakeThread(proc, 10, 10)
-    rig = Rig(Roots(proc), [10])
+    rig = ThreadRig(Roots(proc), [10])
     seen = []
     for state in "DDRS":  # the same times all along: woken, it still waits for a CPU
-        thread.be(state, "4 0 4")
+        thread.set_state(state, "4 0 4")
         seen.append(chr(rig.tick()[0].state))
     assert seen == ["D", "D", "R", "S"]
 
 
 def test_other_threads_are_followed_only_while_they_run(proc: Path) -> None:
-    FakeThread(proc, 10, 10).be("S", "1 0 1")
+    FakeThread(proc, 10, 10).set_state("S", "1 0 1")
     other = FakeThread(proc, 10, 11)
-    other.be("S", "5 0 1")
-    rig = Rig(Roots(proc), [10])
+    other.set_state("S", "5 0 1")
+    rig = ThreadRig(Roots(proc), [10])
     seen = []
     for tick in range(40):
         if tick == 15:
-            other.be("S", "9 0 2")
+            other.set_state("S", "9 0 2")
         seen.append(11 in [row.tid for row in rig.tick()])
     # Introduced at tick 0; its turn comes at every tick, as it is the only one that rests: found
     # at tick 15, and followed until it has not run for more than a second, tick 26.
@@ -206,7 +206,7 @@ def test_a_process_that_may_not_be_seen_is_denied(tmp_path: Path) -> None:
     mounts = tmp_path / "self" / "mounts"
     mounts.parent.mkdir()
     mounts.write_text("proc /proc proc rw,hidepid=2 0 0\n")
-    rig = Rig(Roots(tmp_path), [10])
+    rig = ThreadRig(Roots(tmp_path), [10])
     with pytest.raises(Unavailable) as raised:
         rig.tick()
     assert raised.value.kind == "denied"
@@ -214,5 +214,5 @@ def test_a_process_that_may_not_be_seen_is_denied(tmp_path: Path) -> None:
 
 
 def test_no_process_is_no_row(tmp_path: Path) -> None:
-    assert Rig(Roots(tmp_path), []).tick() == []
-    assert Rig(Roots(tmp_path), [10]).tick() == []  # has ended
+    assert ThreadRig(Roots(tmp_path), []).tick() == []
+    assert ThreadRig(Roots(tmp_path), [10]).tick() == []  # has ended

@@ -9,7 +9,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.linux.threads import COLUMNS
 from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.trace.schema import Rows
-from tests.support.fake_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, ThreadRig
 
 
 def named(thread: FakeThread, name: str) -> None:
@@ -18,12 +18,12 @@ def named(thread: FakeThread, name: str) -> None:
 
 
 def test_other_threads_are_named_and_a_new_name_is_a_new_row(tmp_path: Path) -> None:
-    FakeThread(tmp_path, 10, 10).be("S", "1 0 1")
+    FakeThread(tmp_path, 10, 10).set_state("S", "1 0 1")
     other = FakeThread(tmp_path, 10, 11)
-    other.be("R", "5 0 1")
-    rig = Rig(Roots(tmp_path), [10])
+    other.set_state("R", "5 0 1")
+    rig = ThreadRig(Roots(tmp_path), [10])
     assert [(row.tid, row.name) for row in rig.tick()] == [(10, -1), (11, 0)]
-    other.be("R", "9 0 1")
+    other.set_state("R", "9 0 1")
     named(other, "a) b (c")  # a name may hold what ends it
     assert [(row.tid, row.name) for row in rig.tick()] == [(10, -1), (11, 1)]
     assert rig.collector.strings()["name"] == ["w", "a) b (c"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent.linux.files import Roots
-from tests.support.fake_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, ThreadRig
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def places_of(thread: FakeThread, rig: Rig) -> list[str]:
+def places_of(thread: FakeThread, rig: ThreadRig) -> list[str]:
     collected = []
     for times, wchan in (
         ("1 0 1", "first"),  # the first look reads it
@@ -27,23 +27,23 @@ def places_of(thread: FakeThread, rig: Rig) -> list[str]:
         ("2 0 2", "not read again"),
         ("3 0 3", "third"),
     ):
-        thread.be("S", times, wchan)
+        thread.set_state("S", times, wchan)
         row = next(item for item in rig.tick() if item.tid == thread.tid)
-        collected.append("" if row.wchan < 0 else rig.places()[row.wchan])
+        collected.append("" if row.wchan < 0 else rig.list_wait_places()[row.wchan])
     return collected
 
 
 def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
-    FakeThread(proc, 10, 10).be("R", "1 1 1")
+    FakeThread(proc, 10, 10).set_state("R", "1 1 1")
     thread = FakeThread(proc, 10, 11)
-    thread.be("R", "0 0 1")
-    rig = Rig(Roots(proc), [10])
+    thread.set_state("R", "0 0 1")
+    rig = ThreadRig(Roots(proc), [10])
     assert places_of(thread, rig) == ["first", "", "second", "second", ""]
-    thread.be("D", "4 0 4", "blocked")  # a blocked thread is always asked
-    assert rig.places()[rig.tick()[1].wchan] == "blocked"
+    thread.set_state("D", "4 0 4", "blocked")  # a blocked thread is always asked
+    assert rig.list_wait_places()[rig.tick()[1].wchan] == "blocked"
 
 
 def test_the_first_thread_of_a_process_is_asked_in_every_tick(proc: Path) -> None:
-    rig = Rig(Roots(proc), [10])
+    rig = ThreadRig(Roots(proc), [10])
     places = places_of(FakeThread(proc, 10, 10), rig)
     assert places == ["first", "second", "second", "second", "third"]

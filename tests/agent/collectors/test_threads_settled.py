@@ -11,7 +11,7 @@ import pytest
 from clusterprof.agent.linux import threads as module
 from clusterprof.agent.linux.files import Roots, parse_integers
 from clusterprof.agent.linux.threads import SharedThreadState, Thread, build_rows
-from tests.support.fake_threads import FakeThread, Rig
+from tests.support.fake_threads import FakeThread, ThreadRig
 
 
 @pytest.fixture
@@ -22,17 +22,17 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def settled(proc: Path, *pids: int) -> tuple[Rig, list[FakeThread]]:
+def settled(proc: Path, *pids: int) -> tuple[ThreadRig, list[FakeThread]]:
     """Two ticks in which every thread ran and slept again."""
     threads = [FakeThread(proc, pid, pid) for pid in pids]
     for thread in threads:
-        thread.be("S", "1 0 1", "first")
-    rig = Rig(Roots(proc), list(pids))
+        thread.set_state("S", "1 0 1", "first")
+    rig = ThreadRig(Roots(proc), list(pids))
     rig.tick()
     return rig, threads
 
 
-def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None:
+def test_a_sleeping_threads_activity_is_seen_in_the_same_tick(proc: Path) -> None:
     rig, (thread,) = settled(proc, 10)
     seen = []
     for state, times, wchan, user in (
@@ -45,9 +45,9 @@ def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None
         ("D", "4 0 4", "blocked", 2),
         ("D", "4 0 4", "elsewhere", 2),  # a blocked one is looked at in every tick
     ):
-        thread.be(state, times, wchan, user=user)
+        thread.set_state(state, times, wchan, user=user)
         (row,) = rig.tick()
-        place = rig.places()[row.wchan] if row.wchan >= 0 else ""
+        place = rig.list_wait_places()[row.wchan] if row.wchan >= 0 else ""
         seen.append((chr(row.state), row.on_cpu, row.user // 10_000_000, place))
     assert seen == [
         ("S", 1, 0, "first"),
@@ -61,9 +61,9 @@ def test_what_a_settled_thread_does_is_seen_in_the_same_tick(proc: Path) -> None
     ]
 
 
-def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
+def test_a_running_thread_has_no_wait_place(proc: Path) -> None:
     rig, (thread,) = settled(proc, 10)
-    thread.be("R", "2 0 2", "left_behind")  # it woke between the two readings
+    thread.set_state("R", "2 0 2", "left_behind")  # it woke between the two readings
     assert rig.tick()[0].wchan == -1
 
 
@@ -72,7 +72,7 @@ def test_a_place_of_one_that_runs_again_is_none(proc: Path) -> None:
     ("error", "ticks"),
     [(errno.ESRCH, [2, 1, 1]), (errno.EACCES, [2, 1, 2]), (errno.EPERM, [2, 1, 2])],
 )
-def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
+def test_a_vanishing_thread_leaves_the_others_in_the_tick(
     proc: Path, monkeypatch: pytest.MonkeyPatch, which: str, error: int, ticks: list[int]
 ) -> None:
     rig, threads = settled(proc, 10, 11)
@@ -89,7 +89,7 @@ def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
     collected = []
     for tick, now in enumerate((False, True, False), 2):
         for thread in threads:
-            thread.be("S", f"{tick} 0 {tick}", "place")
+            thread.set_state("S", f"{tick} 0 {tick}", "place")
         refused["now"] = now
         if error == errno.ESRCH and now:
             rig.pids = [11]  # the registry has heard of it as well
@@ -102,7 +102,7 @@ def test_one_that_vanishes_or_is_hidden_in_mid_tick_costs_the_others_nothing(
 def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> None:
     (proc / "sys/kernel/task_delayacct").write_text("1\n")
     rig, (thread,) = settled(proc, 10)
-    thread.be("S", "2 0 2", "second", block=5)
+    thread.set_state("S", "2 0 2", "second", block=5)
     stat = thread.folder / "stat"
     name, words = stat.read_text().split(") ")
     fields = words.split(" ")
@@ -113,7 +113,7 @@ def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> Non
     assert rig.tick()[0].block_io == 50_000_000
 
 
-def test_closed_it_leaves_the_search_to_others(proc: Path) -> None:
+def test_a_closed_collector_no_longer_searches_processes(proc: Path) -> None:
     rig, _ = settled(proc, 10)
     assert rig.collector._context.readings.pids() == [10]
     rig.collector.close()

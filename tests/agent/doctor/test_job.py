@@ -187,7 +187,7 @@ def test_files_name_type_server_and_options_and_nothing_private(
     assert "clientaddr" not in str(files) and "addr=" not in str(files)
 
 
-def test_every_change_has_an_owner_and_a_remedy(host: Callable[[str], Roots]) -> None:
+def test_every_finding_names_who_can_change_it_and_how(host: Callable[[str], Roots]) -> None:
     changes = around(host("slurm-job"), NCCL_SOCKET_IFNAME="=eth7", NCCL_IB_DISABLE="1").changes
     owners = [change.owner for change in changes]
     assert owners == sorted(owners, key=["you", "job", "cluster admin"].index)
@@ -211,7 +211,7 @@ def test_the_batch_script_is_in_the_allocation_and_no_rank(host: Callable[[str],
     ]
 
 
-def test_who_registered_with_a_recorder_is_of_the_job(
+def test_registered_processes_belong_to_the_job(
     host: Callable[[str], Roots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roots = host("slurm-job")
@@ -234,7 +234,7 @@ def test_who_registered_with_a_recorder_is_of_the_job(
     ]
 
 
-def test_a_bare_node_has_no_job_and_nothing_is_made_up(host: Callable[[str], Roots]) -> None:
+def test_a_node_without_a_job_reports_no_job(host: Callable[[str], Roots]) -> None:
     result = check_job_environment([], {}, "/", [], (1, 0), host("vm-two-cores"))
     assert (result.place.launchers, result.place.job, result.place.processes) == ((), "", ())
     assert "cpus_allowed_count" not in result.affinity  # the fixture has no status of a process
@@ -301,7 +301,9 @@ def test_visible_devices_of_other_makers() -> None:
         ("ib0", "^docker,eth", True),
     ],
 )
-def test_what_nccl_takes_of_a_list(name: str, words: str | None, chosen: bool | None) -> None:
+def test_nccl_interface_lists_are_parsed_as_nccl_does(
+    name: str, words: str | None, chosen: bool | None
+) -> None:
     assert is_chosen(name, words) is chosen
 
 
@@ -334,7 +336,7 @@ def test_workers_pinned_to_one_core_are_the_launchers(launcher: str, word: str) 
     assert asdict(few)["about"] == "affinity"
 
 
-def test_a_path_of_a_dead_server_is_not_waited_for() -> None:
+def test_doctor_does_not_wait_for_a_dead_file_server() -> None:
     never = threading.Event()
     assert run_with_timeout(0.05, never.wait) is None
     never.set()

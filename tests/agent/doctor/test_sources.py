@@ -62,7 +62,7 @@ def test_no_value_is_there() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), MemoryError()])
-def test_a_collector_that_falls_over_is_a_bug_of_ours(error: BaseException) -> None:
+def test_a_crashing_collector_is_reported_as_our_bug(error: BaseException) -> None:
     outcomes = look(error)
     assert (outcomes.status, outcomes.owner) == ("failed", "you")
     assert outcomes.message.startswith(type(error).__name__)

@@ -26,7 +26,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.service import make_isolated_collector
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
-from tests.support.accelerators.simulated import HOSTS, path_with, until
+from tests.support.accelerators.simulated import HOSTS, prepend_to_path, wait_until
 
 COLLECTORS = (CpuCollector, GpuGaudiCollector, GpuNeuronCollector, GpuTpuCollector)
 NODES = {"gaudi-node": "gpu_gaudi", "trn1-node": "gpu_neuron"}
@@ -54,7 +54,7 @@ def test_doctor(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("PATH", path_with(HOSTS / node / "tools"))
+    monkeypatch.setenv("PATH", prepend_to_path(HOSTS / node / "tools"))
     _print_source_checks(
         check_sources(COLLECTORS, host(node), make_isolated_collector), as_json=False
     )
@@ -65,7 +65,7 @@ def test_doctor(
 def test_recording(
     node: str, gate: Path, host: Callable[[str], Roots], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", path_with(HOSTS / node / "tools"))
+    monkeypatch.setenv("PATH", prepend_to_path(HOSTS / node / "tools"))
     context = Context(host(node), None, lambda: [])
     collector = IsolatedCollector(NODES[node], context, first_wait_seconds=20.0)
     faults: list[BaseException] = []
@@ -75,11 +75,11 @@ def test_recording(
     records: list[Any] = []
     for report in (1, 2, 3)[: 3 if node == "trn1-node" else 1]:
         gate.write_text(str(report))
-        until(lambda: took_a_row(slot, records))
+        wait_until(lambda: took_a_row(slot, records))
     child = collector._helper
     slot.close()
     assert child is not None
-    until(child.reap)
+    wait_until(child.reap)
     assert faults == []
     lines = [json.dumps(device) for device in devices]
     result = [line for record in records for line in shown(record)]

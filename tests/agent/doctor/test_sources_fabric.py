@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
         ("pci0000:80/0000:80:01.0/0000:81:00.0", 1, "system"),
     ],
 )
-def test_a_path_is_named_by_what_both_lie_below(
+def test_a_path_is_named_by_the_common_bridge(
     machine: Machine, card: str, numa: int, path: str
 ) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0", GPU, 0)
@@ -103,7 +103,7 @@ def test_what_only_displays_is_no_gpu(machine: Machine) -> None:
     assert [nic["gpu"] for nic in machine.describe()["gpu_nics"]] == ["0000:28:00.0"]
 
 
-def test_rails_are_alike_and_beside_gpus_or_not(machine: Machine) -> None:
+def test_rails_are_matched_to_gpus_by_distance(machine: Machine) -> None:
     for number in (2, 10, 3):
         root = f"pci0000:{number:02x}/0000:{number:02x}:01.0"
         machine.pci(f"{root}/0000:{number:02x}:05.0", GPU, 0)
@@ -186,7 +186,7 @@ def test_gpudirect(
     assert check_fabric(machine.roots).missing == missing
 
 
-def test_without_nvidia_or_without_rdma_nobody_asks_for_gpudirect(machine: Machine) -> None:
+def test_gpudirect_is_checked_only_with_nvidia_and_rdma(machine: Machine) -> None:
     machine.proc(modules="nvidia_peermem 1 0\n")
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", {**GPU, "vendor": "0x1002"}, 0)
     machine.card("mlx5_0", "pci0000:10/0000:10:01.0/0000:12:00.0", 0)

@@ -21,7 +21,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.errors import Unavailable
-from tests.support.golden_hosts import PATIENCE, S, accepted, lines_of
+from tests.support.golden_hosts import PATIENCE, S, format_record, read_golden
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 
@@ -69,15 +69,17 @@ def kinds(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_doctor_says(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_the_expected_lines(
+    name: str, host: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     roots = host(name)
     _print_source_checks([*check_sources(kinds(name), roots), check_fabric(roots)], as_json=False)
-    accepted(name, "doctor.txt", capsys.readouterr().out)
+    read_golden(name, "doctor.txt", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_recorded(name: str, host: Any) -> None:
-    accepted(name, "recording.txt", "\n".join(recorded(name, host(name))) + "\n")
+    read_golden(name, "recording.txt", "\n".join(recorded(name, host(name))) + "\n")
 
 
 def recorded(name: str, roots: Roots) -> Iterator[str]:
@@ -92,5 +94,5 @@ def recorded(name: str, roots: Roots) -> Iterator[str]:
         slot.open(S)
         slot.tick(S)
         for record in slot.take(S):
-            yield from lines_of(record)
+            yield from format_record(record)
         slot.close()

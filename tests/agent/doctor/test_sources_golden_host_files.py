@@ -35,7 +35,7 @@ from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Record, Rows
-from tests.support.golden_hosts import HOSTS, PATIENCE, S, accepted, lines_of
+from tests.support.golden_hosts import HOSTS, PATIENCE, S, format_record, read_golden
 
 NAMES = ("cgroup-v1", "container-no-sys", "hidepid-node", "no-psi", "vm-two-cores")
 JOB, HIDDEN = 4711, 5000
@@ -105,7 +105,7 @@ def test_doctor_is_as_accepted(
     name, roots = machine
     monkeypatch.setattr(os, "getpid", lambda: JOB)  # doctor looks at its own process
     _print_source_checks(check_sources(kinds(Clock()), roots), as_json=False)
-    accepted(name, "doctor.txt", capsys.readouterr().out.replace(f"{roots.proc.parent}/", "/"))
+    read_golden(name, "doctor.txt", capsys.readouterr().out.replace(f"{roots.proc.parent}/", "/"))
 
 
 def test_a_recording_is_as_accepted(machine: tuple[str, Roots]) -> None:
@@ -116,7 +116,9 @@ def test_a_recording_is_as_accepted(machine: tuple[str, Roots]) -> None:
     lines += recorded(roots, JOB)
     if name == "hidepid-node":
         lines += ["the job of somebody else, process 5000:", *recorded(roots, HIDDEN)]
-    accepted(name, "recording.txt", "\n".join(lines).replace(f"{roots.proc.parent}/", "/") + "\n")
+    read_golden(
+        name, "recording.txt", "\n".join(lines).replace(f"{roots.proc.parent}/", "/") + "\n"
+    )
 
 
 def recorded(roots: Roots, pid: int) -> Iterator[str]:
@@ -142,7 +144,7 @@ def recorded(roots: Roots, pid: int) -> Iterator[str]:
 
 
 def describe_record(record: Record) -> Iterator[str]:
-    yield from lines_of(record)
+    yield from format_record(record)
     if isinstance(record, Rows):
         for row in zip(*record.columns, strict=True):
             yield " ".join(f"{name}={value}" for name, value in zip(record.names, row, strict=True))

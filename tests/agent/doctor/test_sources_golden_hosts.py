@@ -19,7 +19,7 @@ from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Record
-from tests.support.golden_hosts import PATIENCE, S, accepted, lines_of
+from tests.support.golden_hosts import PATIENCE, S, format_record, read_golden
 
 NAMES = ("mi300x-node", "intel-max-node")
 
@@ -37,13 +37,13 @@ def patient(kind: Any) -> Any:
 def test_doctor_is_as_accepted(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [patient(GpuAmdCollector), patient(GpuIntelCollector)]
     _print_source_checks(check_sources(kinds, host(name)), as_json=False)
-    accepted(name, "doctor.txt", capsys.readouterr().out)
+    read_golden(name, "doctor.txt", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recording_is_as_accepted(name: str, host: Any) -> None:
     kind = GpuAmdCollector if name == "mi300x-node" else GpuIntelCollector
-    accepted(name, "recording.txt", "\n".join(recorded(kind, host(name))) + "\n")
+    read_golden(name, "recording.txt", "\n".join(recorded(kind, host(name))) + "\n")
 
 
 def recorded(kind: Any, roots: Roots) -> Iterator[str]:
@@ -67,6 +67,6 @@ def recorded(kind: Any, roots: Roots) -> Iterator[str]:
             records += slot.take(now_ns)
             time.sleep(0.001)
         for record in records:
-            yield from lines_of(record)
+            yield from format_record(record)
         now_ns += S
     slot.close()

@@ -67,7 +67,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
     assert f"{len(reasons) - 6} more groups of missing signals: see --json" in words
 
 
-def test_what_a_node_does_not_have_is_one_line_and_what_it_lacks_is_in_front() -> None:
+def test_absent_hardware_is_one_line_and_missing_sources_come_first() -> None:
     looks = [
         SourceCheck("cpu", "available", "7 signals of all", "", "", ""),
         SourceCheck("gpu_amd", "available", "24 signals of GPU-1", "", "", ""),

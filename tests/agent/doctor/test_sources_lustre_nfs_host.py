@@ -42,7 +42,7 @@ def check(name: str, text: str, roots: Roots) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_what_doctor_says(host) -> None:
+def test_doctor_reports_the_expected_lines(host) -> None:
     roots = host("lustre-nfs")
     looks = [asdict(look) for look in check_sources(KINDS, roots)]
     assert [look["status"] for look in looks] == ["available"] * len(KINDS)

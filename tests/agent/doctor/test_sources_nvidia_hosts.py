@@ -26,8 +26,8 @@ from clusterprof.agent.linux.kernel_log import KernelLog
 from clusterprof.agent.sampling.collector_runner import CollectorRunner
 from clusterprof.cli.doctor import _print_source_checks
 from clusterprof.trace.schema import Columns, Event, Gap
-from tests.support.nvml.rig import wait_gone
-from tests.support.nvml.simulated import Scenario, build, environment, load
+from tests.support.nvml.isolated_gpus import wait_for_exit
+from tests.support.nvml.simulated import Scenario, build_library, load_library, make_environment
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 
@@ -61,7 +61,7 @@ def test_doctor_is_as_accepted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load()
+    load_library()
     monkeypatch.setenv("FAKENVML_CTL", str(HOSTS / name / "nvml.txt"))
     _print_source_checks(
         check_sources([GpuNvidiaCollector, reading(LOGS[name])], host(name)), as_json=False
@@ -78,7 +78,7 @@ def test_a_recording_is_as_accepted(
     collector = IsolatedCollector(
         "gpu_nvidia",
         Context(host(name), None, lambda: (4711,)),
-        environment=environment(build(tmp_path / "lib"), scenario),
+        environment=make_environment(build_library(tmp_path / "lib"), scenario),
         first_wait_seconds=PATIENCE,
         options=("--gpm", "on"),  # however long a reading takes on this machine
     )
@@ -93,7 +93,7 @@ def test_a_recording_is_as_accepted(
         lines += [json.dumps(line, ensure_ascii=False) for line in shown(record)]
     slot.close()
     assert faults == []
-    wait_gone(pids)
+    wait_for_exit(pids)
     accepted(name, "recording.jsonl", "\n".join(lines) + "\n")
 
 

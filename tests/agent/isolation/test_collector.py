@@ -16,8 +16,13 @@ from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import DevicesChanged, Unavailable
 from tests.support.nvml.healthy import MEANS, NAMES_WITH_GPM
-from tests.support.nvml.rig import LIVENESS_SECONDS, SECOND_NS, Rig, wait_gone
-from tests.support.nvml.simulated import uuid
+from tests.support.nvml.isolated_gpus import (
+    LIVENESS_SECONDS,
+    SECOND_NS,
+    IsolatedGpuRig,
+    wait_for_exit,
+)
+from tests.support.nvml.simulated import make_uuid
 
 WIDTH = len(NAMES_WITH_GPM)
 BUSY_RATIO = NAMES_WITH_GPM.index("gpu.busy_ratio")
@@ -25,15 +30,15 @@ PARKED = "paused after it crashed the driver's library"
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+def rig(tmp_path: Path) -> Iterator[IsolatedGpuRig]:
+    made = IsolatedGpuRig(tmp_path)
     yield made
     made.collector.close()
     made.scenario.write()  # whatever hangs may go on
-    wait_gone(made.pids)
+    wait_for_exit(made.pids)
 
 
-def events_without_slow_calls(rig: Rig) -> list[tuple[str, dict[str, Any]]]:
+def events_without_slow_calls(rig: IsolatedGpuRig) -> list[tuple[str, dict[str, Any]]]:
     """Return what was seen but for calls that took long, which is a busy machine's doing."""
     return [row for row in rig.seen if row[0] != "call-slowed"]
 
@@ -55,12 +60,12 @@ def message(value: Any) -> str:
     return value.message if isinstance(value, Unavailable) else ""
 
 
-def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -> None:
+def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: IsolatedGpuRig) -> None:
     columns = rig.collector.open()
     assert [(signal.name, device) for signal, device in columns] == [
-        (name, uuid(index)) for index in (0, 1) for name in NAMES_WITH_GPM
+        (name, make_uuid(index)) for index in (0, 1) for name in NAMES_WITH_GPM
     ]
-    assert [entry["id"] for entry in rig.collector.inventory()] == [uuid(0), uuid(1)]
+    assert [entry["id"] for entry in rig.collector.inventory()] == [make_uuid(0), make_uuid(1)]
     before_ns = time.monotonic_ns()
     values = rig.tick()
     assert all(isinstance(value, int | float) for value in values)
@@ -72,7 +77,7 @@ def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: Rig) -
     assert events_without_slow_calls(rig) == []
 
 
-def test_a_missing_value_arrives_with_its_reason(rig: Rig) -> None:
+def test_a_missing_value_arrives_with_its_reason(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("1 GetPowerUsage error 3")
     rig.collector.open()
     values = rig.tick()
@@ -82,11 +87,11 @@ def test_a_missing_value_arrives_with_its_reason(rig: Rig) -> None:
 
 
 def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "-DOLD_DRIVER")
+    rig = IsolatedGpuRig(tmp_path, "-DOLD_DRIVER")
     rig.collector.open()
     values = dict(zip(NAMES_WITH_GPM, first(rig.tick())))
     rig.collector.close()
-    wait_gone(rig.pids)
+    wait_for_exit(rig.pids)
     assert values["gpu.throttle_bits"] == 4  # under the name the call had before
     assert values["gpu.pcie_replays_total"] == Unavailable(
         "absent", "the NVIDIA driver is too old for this value", "update the NVIDIA driver"
@@ -94,7 +99,7 @@ def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
     assert values["gpu.power_watts"] == 612.5
 
 
-def test_no_library_is_absent_for_good(rig: Rig, tmp_path: Path) -> None:
+def test_no_library_is_absent_for_good(rig: IsolatedGpuRig, tmp_path: Path) -> None:
     (tmp_path / "lib" / "libnvidia-ml.so.1").write_bytes(b"")  # the loader finds it and refuses
     for _ in range(2):
         with pytest.raises(Unavailable) as raised:
@@ -105,41 +110,41 @@ def test_no_library_is_absent_for_good(rig: Rig, tmp_path: Path) -> None:
         assert rig.collector.pid is None
 
 
-def test_a_device_that_hangs_leaves_the_other_all_its_samples(rig: Rig) -> None:
+def test_a_hanging_device_costs_the_other_no_samples(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
-    rig.until(lambda values: is_read(second(values)))
+    rig.tick_until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage hang")
-    rig.until(lambda _: "collector-hung" in rig.kinds())
-    where = {"collector": "gpu_nvidia", "device": uuid(1), "call": "GetPowerUsage"}
+    rig.tick_until(lambda _: "collector-hung" in rig.list_event_kinds())
+    where = {"collector": "gpu_nvidia", "device": make_uuid(1), "call": "GetPowerUsage"}
     assert events_without_slow_calls(rig) == [("collector-hung", where)]
 
     taken = set()
     for _ in range(20):
-        values = rig.until(lambda values: is_read(first(values)))
+        values = rig.tick_until(lambda values: is_read(first(values)))
         taken.add(rig.collector.sampled_ns)
         hung = Unavailable("failed", "no answer for over a second (inside nvml GetPowerUsage)")
         assert second(values) == [hung] * WIDTH
     assert len(taken) == 20  # each a sample of its own, none repeated
 
     rig.scenario.write()
-    rig.until(lambda values: is_read(second(values)))
+    rig.tick_until(lambda values: is_read(second(values)))
     hung, recovered = events_without_slow_calls(rig)
     assert (hung[0], recovered[0]) == ("collector-hung", "collector-recovered")
     assert recovered[1]["hung_ns"] >= SECOND_NS
     assert len(rig.pids) == 1
 
 
-def test_closing_waits_for_nobody_and_kills_nobody(rig: Rig) -> None:
+def test_closing_neither_waits_for_nor_kills_the_helper(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick()
     rig.scenario.write("* * hang")
-    rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
+    rig.tick_until(lambda _: rig.list_event_kinds().count("collector-hung") == 2)
     pid = rig.collector.pid
     assert pid is not None
     rig.collector.close()
     # The simulated hang sleeps where signals reach it, so after its grace (0 here) the helper
     # goes by itself; in the D state it would stay until the driver lets go.
-    wait_gone({pid})
+    wait_for_exit({pid})
     child = rig.collector._abandoned[0]
     while not child.reap():  # the main thread may be dead a moment before the others are
         time.sleep(0.01)
@@ -147,21 +152,21 @@ def test_closing_waits_for_nobody_and_kills_nobody(rig: Rig) -> None:
 
 
 def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, grace_ns=3600 * SECOND_NS)
+    rig = IsolatedGpuRig(tmp_path, grace_ns=3600 * SECOND_NS)
     rig.collector.open()
     rig.tick()
     rig.scenario.write("* * hang")
-    rig.until(lambda _: rig.kinds().count("collector-hung") == 2)
+    rig.tick_until(lambda _: rig.list_event_kinds().count("collector-hung") == 2)
     rig.collector.close()
     child = rig.collector._abandoned[0]
     time.sleep(0.5)
     assert not child.reap()  # still inside: its pipe is closed, and nobody killed it
     rig.scenario.write()
-    wait_gone({child.pid})
+    wait_for_exit({child.pid})
     assert child.exit_signal == 0
 
 
-def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
+def test_a_library_that_hangs_at_start_is_waited_for_once(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("* Init hang")
     with pytest.raises(Unavailable) as raised:
         rig.collector.open()
@@ -179,47 +184,47 @@ def test_a_library_that_hangs_at_start_is_waited_for_once(rig: Rig) -> None:
             break
         except Unavailable:
             time.sleep(0.02)
-    rig.until(lambda values: is_read(first(values)))
+    rig.tick_until(lambda values: is_read(first(values)))
     assert rig.pids == {pid}  # the same helper all along
     assert [kind for kind, _ in events_without_slow_calls(rig)] == ["collector-recovered"]
 
 
-def test_a_crash_names_the_device_and_the_others_go_on(rig: Rig) -> None:
+def test_a_crash_names_the_device_and_the_others_go_on(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
-    rig.until(lambda values: is_read(second(values)))
+    rig.tick_until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage segv")
-    rig.until(lambda _: "helper-restarted" in rig.kinds())
-    values = rig.until(lambda values: is_read(first(values)))
+    rig.tick_until(lambda _: "helper-restarted" in rig.list_event_kinds())
+    values = rig.tick_until(lambda values: is_read(first(values)))
     assert {message(value) for value in second(values)} == {PARKED}
     died = {
         "collector": "gpu_nvidia",
         "signal": signal.SIGSEGV,
-        "devices": [uuid(1)],
+        "devices": [make_uuid(1)],
         "calls": ["GetPowerUsage"],
     }
     restarted = ("helper-restarted", {"collector": "gpu_nvidia"})
     assert events_without_slow_calls(rig) == [("helper-died", died), restarted]
 
 
-def test_a_device_that_crashes_again_is_left_alone_for_longer(rig: Rig) -> None:
+def test_a_repeatedly_crashing_device_is_retried_less_often(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.scenario.write("1 GetPowerUsage segv")
     rests = []
     for crashes in range(1, 8):
-        rig.until(lambda _, n=crashes: rig.kinds().count("helper-died") == n)
+        rig.tick_until(lambda _, n=crashes: rig.list_event_kinds().count("helper-died") == n)
         parked = rig.collector._devices[1].parked
         rests.append(parked._rest_ns // SECOND_NS)
-        rig.until(lambda values: is_read(first(values)))
+        rig.tick_until(lambda values: is_read(first(values)))
         rig.clock.shift_ns += parked.until_ns - rig.clock()  # the rest is over
     assert rests == [1, 2, 4, 8, 16, 32, 60]
     rig.scenario.write()
-    rig.until(lambda values: is_read(second(values)))
+    rig.tick_until(lambda values: is_read(second(values)))
     # Putting the clock forward also makes answers late: only what the helpers did is compared.
-    helpers = [kind for kind in rig.kinds() if kind.startswith("helper")]
+    helpers = [kind for kind in rig.list_event_kinds() if kind.startswith("helper")]
     assert helpers == ["helper-died", "helper-restarted"] * 7
 
 
-def test_a_library_that_crashes_at_start_is_left_alone(rig: Rig) -> None:
+def test_a_library_that_crashes_at_start_is_not_retried(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("* Init segv")
     with pytest.raises(Unavailable):
         rig.collector.open()
@@ -234,33 +239,33 @@ def test_a_library_that_crashes_at_start_is_left_alone(rig: Rig) -> None:
     assert is_read(first(rig.tick()))
 
 
-def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: Rig) -> None:
+def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("1 GetUUID segv")
     columns = rig.collector.open()
-    assert {device for _, device in columns} == {uuid(0), "nvidia-1"}
+    assert {device for _, device in columns} == {make_uuid(0), "nvidia-1"}
     values = rig.tick()
     assert is_read(first(values))
     assert {message(value) for value in second(values)} == {PARKED}
     rig.scenario.write()
     rig.clock.shift_ns += SECOND_NS
     with pytest.raises(DevicesChanged):  # its name was not known until now
-        rig.until(lambda _: False)
+        rig.tick_until(lambda _: False)
 
 
-def test_a_killed_helper_is_replaced(rig: Rig) -> None:
+def test_a_killed_helper_is_replaced(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick()
     pid = rig.collector.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    rig.until(lambda _: "helper-died" in rig.kinds())
+    rig.tick_until(lambda _: "helper-died" in rig.list_event_kinds())
     assert rig.seen[0][1] == {
         "collector": "gpu_nvidia",
         "signal": signal.SIGKILL,
         "devices": [],
         "calls": [],
     }
-    values = rig.until(lambda values: is_read(first(values)) and is_read(second(values)))
+    values = rig.tick_until(lambda values: is_read(first(values)) and is_read(second(values)))
     assert len(values) == 2 * WIDTH
     assert rig.collector.pid != pid
     assert [kind for kind, _ in events_without_slow_calls(rig)] == [
@@ -269,19 +274,19 @@ def test_a_killed_helper_is_replaced(rig: Rig) -> None:
     ]
 
 
-def test_a_helper_that_is_killed_again_and_again_is_replaced_ever_more_rarely(rig: Rig) -> None:
+def test_a_repeatedly_killed_helper_is_restarted_less_often(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick()
     rests = []
     for kills in range(1, 5):
         assert rig.collector.pid is not None
         os.kill(rig.collector.pid, signal.SIGKILL)
-        rig.until(lambda _, n=kills: rig.kinds().count("helper-died") == n)
+        rig.tick_until(lambda _, n=kills: rig.list_event_kinds().count("helper-died") == n)
         rest = rig.collector._rest
         rests.append(rest._rest_ns // SECOND_NS)
         if rig.collector.pid is None:  # killed within the pause of the kill before
             rig.clock.shift_ns += rest.until_ns - rig.clock()
-        rig.until(lambda values: is_read(first(values)))
+        rig.tick_until(lambda values: is_read(first(values)))
     assert rests == [1, 2, 4, 8]
 
 

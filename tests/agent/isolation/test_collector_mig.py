@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import DevicesChanged, NothingNew
-from tests.support.nvml.rig import SECOND_NS, Rig, wait_gone
-from tests.support.nvml.simulated import uuid
+from tests.support.nvml.isolated_gpus import SECOND_NS, IsolatedGpuRig, wait_for_exit
+from tests.support.nvml.simulated import make_uuid
 
 SLICE = "MIG-00000000-0000-0000-0000-000000000007"
 SPLIT_UP = (
@@ -22,10 +22,10 @@ SPLIT_UP = (
 )
 
 
-def until_changed(rig: Rig) -> list[str]:
+def until_changed(rig: IsolatedGpuRig) -> list[str]:
     """Tick until the devices are others, and open anew as the recorder's loop does."""
     with pytest.raises(DevicesChanged):
-        rig.until(lambda _: False)
+        rig.tick_until(lambda _: False)
     rig.collector.close()
     while True:
         try:
@@ -35,7 +35,7 @@ def until_changed(rig: Rig) -> list[str]:
 
 
 def test_instances_go_and_come_with_their_gpu(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = IsolatedGpuRig(tmp_path)
     now_ns = [SECOND_NS]  # it stands still, so that a rest lasts however slow the machine is
     rig.collector._clock = lambda: now_ns[0]
     rig.scenario.write(*SPLIT_UP)
@@ -43,15 +43,21 @@ def test_instances_go_and_come_with_their_gpu(tmp_path: Path) -> None:
     memory = [(signal.name, device) for signal, device in columns].index(
         ("gpu.memory_used_bytes", SLICE)
     )
-    assert list(dict.fromkeys(device for _, device in columns)) == [uuid(0), uuid(1), SLICE]
+    assert list(dict.fromkeys(device for _, device in columns)) == [
+        make_uuid(0),
+        make_uuid(1),
+        SLICE,
+    ]
     assert rig.tick()[memory] == 1 << 20
 
     rig.scenario.write(*SPLIT_UP, "0 GetPowerUsage segv")
-    assert until_changed(rig) == [uuid(0), uuid(1)]
-    assert "helper-died" in rig.kinds() or "helper-died" in [k for k, _ in rig.collector.events()]
+    assert until_changed(rig) == [make_uuid(0), make_uuid(1)]
+    assert "helper-died" in rig.list_event_kinds() or "helper-died" in [
+        k for k, _ in rig.collector.events()
+    ]
     rig.scenario.write(*SPLIT_UP)
     now_ns[0] += 2 * SECOND_NS  # its rest is over
-    assert until_changed(rig) == [uuid(0), uuid(1), SLICE]
-    assert rig.until(lambda values: values[memory] == 1 << 20)
+    assert until_changed(rig) == [make_uuid(0), make_uuid(1), SLICE]
+    assert rig.tick_until(lambda values: values[memory] == 1 << 20)
     rig.collector.close()
-    wait_gone(rig.pids)
+    wait_for_exit(rig.pids)

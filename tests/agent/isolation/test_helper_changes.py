@@ -47,7 +47,7 @@ def test_values_stay_until_they_change() -> None:
     assert (device.take(), device.t_ns) == ([1, 2, 7], 30)
 
 
-def test_what_comes_too_late_is_known_all_the_same() -> None:
+def test_late_values_are_recorded() -> None:
     device = remote()
     device.mark_sent(0)  # the second question
     device.handle_values(["values", 0, 1, 10, [0, 1, 1, 2, 2, 3], []], 0)
@@ -56,7 +56,7 @@ def test_what_comes_too_late_is_known_all_the_same() -> None:
     assert device.take() == [5, 2, 3]
 
 
-def test_nothing_new_is_not_nothing_changed() -> None:
+def test_no_new_reading_differs_from_an_unchanged_reading() -> None:
     device = remote()
     device.handle_values(["values", 0, 1, 10, [0, 1, 1, 2, 2, 3], []], 0)
     device.take()

@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(VALUES))
-def test_what_is_sent_is_msgpack_and_comes_back(message: list[object]) -> None:
+def test_messages_survive_a_msgpack_round_trip(message: list[object]) -> None:
     data = bytearray(process.encode_message(message))
     (payload,) = process.take_payloads(data)
     assert not data
@@ -55,7 +55,7 @@ def test_damage_is_a_value_error_and_nothing_else(payload: bytes) -> None:
         pass
 
 
-def test_a_length_that_cannot_be_is_refused() -> None:
+def test_an_impossible_length_is_refused() -> None:
     with pytest.raises(ValueError, match="4294967295 bytes"):
         list(process.take_payloads(bytearray(b"\xff\xff\xff\xff")))
 
@@ -67,7 +67,7 @@ def page() -> Iterator[int]:
     os.close(fd)
 
 
-def test_the_marker_says_who_is_inside_which_call(page: int) -> None:
+def test_the_marker_names_the_thread_and_its_driver_call(page: int) -> None:
     theirs, ours = process.attach_marker(page), process.attach_marker(page)
     process.begin_call(theirs, -1, 5, 77, "Init")
     process.begin_call(theirs, 0, 6, 78, "GetPowerUsage")

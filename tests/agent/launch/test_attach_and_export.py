@@ -17,10 +17,10 @@ from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record, Spans
 from tests.support.recording_runs import (
     RECORD,
-    environment,
-    own_job,
-    records_of,
-    run_dir_of,
+    get_run_dir,
+    make_environment,
+    make_job_id,
+    read_records,
     wait_for_end,
 )
 
@@ -70,7 +70,7 @@ def run_shell(
     return subprocess.run(
         ["sh", "-c", text],
         cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT), **variables),
+        env=make_environment(PYTHONPATH=str(ROOT), **variables),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -82,7 +82,7 @@ EXPORT = shlex.join([*RECORD, "--export"])
 
 
 def test_what_a_shell_starts_after_eval_is_recorded_with_spans(tmp_path: Path) -> None:
-    job = own_job("eval")
+    job = make_job_id("eval")
     done = run_shell(
         f'eval "$({EXPORT} sh --pid $$ -o run)"; echo "$$"; {sys.executable} train.py; exit 7',
         tmp_path,
@@ -92,11 +92,11 @@ def test_what_a_shell_starts_after_eval_is_recorded_with_spans(tmp_path: Path) -
     assert (done.returncode, line) == (7, "done"), done.stderr
     assert "recording to run" in done.stderr
     wait_for_end(tmp_path / "run")
-    records = records_of(tmp_path / "run")
+    records = read_records(tmp_path / "run")
     assert registrations(records, "command") == [int(shell_pid)]
     assert len(registrations(records, "python")) == 1
     assert any(isinstance(record, Spans) and "work" in record.names.values() for record in records)
-    assert not run_dir_of(job).exists()
+    assert not get_run_dir(job).exists()
 
 
 def test_a_task_becomes_its_program_after_the_prolog_and_ends_the_recording(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ for line in lines:
 os.execv(sys.executable, [sys.executable, "train.py"])
 """
     (tmp_path / "task.py").write_text(task)
-    job = own_job("task")
+    job = make_job_id("task")
     done = run_shell(f"exec {sys.executable} task.py", tmp_path, SLURM_JOB_ID=job)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     wait_for_end(tmp_path / "run")
-    records = records_of(tmp_path / "run")
+    records = read_records(tmp_path / "run")
     # One process: registered for it by the prolog, and by the probe once it runs the program.
     assert registrations(records, "command") == registrations(records, "python")
     header = next(record for record in records if isinstance(record, Header))
@@ -148,17 +148,17 @@ def test_steps_of_a_recorded_batch_script_belong_to_its_recording(tmp_path: Path
 def test_without_a_recorder_of_the_batch_script_a_step_has_its_own() -> None:
     environ = {"SLURM_JOB_ID": "1"}
     job = own_slurm_job()
-    assert find_run_dir(environ, f"{job}.0") == run_dir_of(f"{job}.0")
-    batch = run_dir_of(job)
+    assert find_run_dir(environ, f"{job}.0") == get_run_dir(f"{job}.0")
+    batch = get_run_dir(job)
     batch.mkdir(mode=0o700)
     try:
         assert not is_recorder_running(batch)
         (batch / "agent.pid").write_text(f"{os.getpid()} 1\n")  # another process had this pid
-        assert find_run_dir(environ, f"{job}.0") == run_dir_of(f"{job}.0")
+        assert find_run_dir(environ, f"{job}.0") == get_run_dir(f"{job}.0")
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         (batch / "agent.pid").write_text(f"{os.getpid()} {ticks}\n")
         assert find_run_dir(environ, f"{job}.0") == batch
-        assert find_run_dir(environ, f"{job}.0-restart2") == run_dir_of(f"{job}.0-restart2")
+        assert find_run_dir(environ, f"{job}.0-restart2") == get_run_dir(f"{job}.0-restart2")
     finally:
         (batch / "agent.pid").unlink()
         batch.rmdir()

@@ -55,7 +55,7 @@ def test_all_register_under_any_leader(run_dir: Path) -> None:
     os.close(first)
 
 
-def test_the_last_takes_the_run_directory_away(run_dir: Path) -> None:
+def test_the_last_recorder_removes_the_run_directory(run_dir: Path) -> None:
     lock = join_recorder(run_dir, nothing)
     assert lock is not None
     assert not remove_unused_run_dir(
@@ -67,7 +67,7 @@ def test_the_last_takes_the_run_directory_away(run_dir: Path) -> None:
     os.close(lock)
 
 
-def test_nobody_can_join_while_the_last_one_looks_around(run_dir: Path) -> None:
+def test_nobody_can_join_while_the_last_recorder_checks(run_dir: Path) -> None:
     import fcntl
 
     lock = join_recorder(run_dir, nothing)
@@ -84,7 +84,7 @@ def test_nobody_can_join_while_the_last_one_looks_around(run_dir: Path) -> None:
     os.close(lock)
 
 
-def test_who_joins_after_the_last_has_left_leads_a_new_one(run_dir: Path) -> None:
+def test_a_process_that_joins_after_the_last_left_leads_a_new_recording(run_dir: Path) -> None:
     first = join_recorder(run_dir, nothing)
     assert remove_unused_run_dir(run_dir, lambda: False)
     second = join_recorder(run_dir, nothing)
@@ -94,7 +94,7 @@ def test_who_joins_after_the_last_has_left_leads_a_new_one(run_dir: Path) -> Non
     os.close(second)
 
 
-def test_who_has_opened_a_gate_that_goes_away_starts_over(
+def test_a_process_whose_lock_file_was_removed_starts_over(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[bool] = []
@@ -129,7 +129,7 @@ def test_a_recorder_that_leaves_for_ever_does_not_hold_up_the_job(run_dir: Path)
     os.close(gate)
 
 
-def test_what_a_killed_recorder_left_is_swept_up(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:
     dead, led, lived_in = (tmp_path / f"clusterprof-1-b-{name}" for name in ("dead", "led", "in"))
     for run_dir in (dead, led, lived_in):
         lock = join_recorder(run_dir, nothing)
@@ -157,7 +157,7 @@ def plant_open_folder(path: Path, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [plant_link, plant_file, plant_open_folder])
-def test_what_somebody_planted_is_refused(run_dir: Path, tmp_path: Path, plant: object) -> None:
+def test_planted_files_are_refused(run_dir: Path, tmp_path: Path, plant: object) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     plant(run_dir, victim)  # type: ignore[operator]

@@ -168,7 +168,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_process_knows_its_place_and_its_job(name: str) -> None:
+def test_rank_and_job_are_read_from_the_environment(name: str) -> None:
     environ, place, job = PLACES[name]
     variables = identity.select_launcher_variables(environ)
     names = ("rank", "world_size", "node_local_rank", "node_number", "restart")
@@ -265,11 +265,11 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
-def test_a_run_is_called_by_its_script(command: str) -> None:
+def test_a_run_is_named_after_its_script(command: str) -> None:
     assert identity.find_script_name(command.split()) == SCRIPTS[command]
 
 
-def test_a_made_up_name_says_what_and_when_and_is_unique() -> None:
+def test_a_generated_name_has_script_and_time_and_is_unique() -> None:
     before = time.strftime("%Y%m%d-%H%M%S")
     names = [identity.make_job_name("my train") for _ in range(3)]
     after = time.strftime("%Y%m%d-%H%M%S")

@@ -63,7 +63,7 @@ def test_bytecode_that_was_cut_short_is_refused(tmp_path: Path) -> None:
             launcher._require_whole_bytecode(str(compiled))
 
 
-def test_of_what_a_recorder_left_its_error_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_recorder_is_named(tmp_path: Path) -> None:
     traced = "Traceback (most recent call last):\n  File 'a.py', line 1\nOSError: no descriptor\n"
     for left, named in (
         (traced, "OSError: no descriptor"),

@@ -40,7 +40,7 @@ def test_nothing_can_be_written_into_the_run_directory_before_there_is_a_recordi
     assert not (tmp_path / "nccl").exists()
 
 
-def test_what_the_plugin_writes_lies_in_the_recording(tmp_path: Path) -> None:
+def test_plugin_output_is_kept_in_the_recording(tmp_path: Path) -> None:
     output_of(tmp_path)
     (tmp_path / "run-dir" / "nccl" / "host-pid1.log").write_bytes(LINE % 1)
     assert (tmp_path / "node" / "nccl" / "host-pid1.log").read_bytes() == LINE % 1

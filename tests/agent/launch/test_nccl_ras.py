@@ -80,7 +80,7 @@ def test_nothing_listens() -> None:
     assert query.reason == f"no RAS service of this job listens on port {port}"
 
 
-def test_a_socket_of_another_user_is_not_asked(tmp_path: Path) -> None:
+def test_the_ras_socket_of_another_user_is_not_queried(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
     row = "   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {} 0 1\n"
@@ -107,5 +107,7 @@ def test_a_socket_of_another_user_is_not_asked(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_only_this_machine_is_asked(address: str, endpoint: tuple[str, int] | None) -> None:
+def test_only_the_local_ras_service_is_queried(
+    address: str, endpoint: tuple[str, int] | None
+) -> None:
     assert parse_loopback_address(address) == endpoint

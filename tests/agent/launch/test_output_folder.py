@@ -21,8 +21,8 @@ from clusterprof.agent.launch.output_folder import (
 from clusterprof.trace.encoder import write_node
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header
-from tests.support.commands import environment
-from tests.support.small_run import _header
+from tests.support.commands import make_environment
+from tests.support.small_run import _make_header
 
 PATIENCE_S = 30
 HERE, THERE = ("vm", "boot-1"), ("other", "boot-2")
@@ -39,7 +39,7 @@ def record(
     """Write the recording of one node of a job, last written `age_s` ago."""
     folder = out / f"{machine[0]}-{job}-{len(list(out.glob('*')))}"
     header: Header = replace(
-        _header("a", "a"),
+        _make_header("a", "a"),
         node={"key": folder.name, "hostname": machine[0], "boot_id": machine[1]},
         launcher={"job": job, "named": identity.is_job_name(job), "variables": variables or {}},
     )
@@ -107,7 +107,7 @@ def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> No
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
 
 
-def test_what_restarts_share() -> None:
+def test_restarts_share_job_and_run_id() -> None:
     names = {
         "4711": "4711",
         "4711.0": "4711",
@@ -118,11 +118,11 @@ def test_what_restarts_share() -> None:
     assert {job: strip_restart(job) for job in names} == names
 
 
-def test_two_commands_with_one_o_are_two_recordings(tmp_path: Path) -> None:
+def test_two_commands_with_the_same_output_are_two_recordings(tmp_path: Path) -> None:
     for number in (1, 2):
         words = [sys.executable, "-m", "clusterprof", "record", "-o", "runs", "true"]
         done = subprocess.run(
-            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+            words, cwd=tmp_path, env=make_environment(), capture_output=True, text=True, check=True
         )
         expected = "runs" if number == 1 else "runs/run-2"
         assert done.stderr.startswith(f"clusterprof: recording to {expected};")

@@ -35,7 +35,7 @@ def test_a_clock_that_goes_back_is_a_gap() -> None:
     assert 0 < integral.add(1.0, 4 * S) < before
 
 
-def test_what_was_lost_is_not_made_up_for_by_the_next_share() -> None:
+def test_a_gap_is_not_filled_by_the_next_share() -> None:
     integral = ShareIntegral()
     integral.invalidate()  # before anything was known nothing is lost
     start = integral.add(1.0, 1 * S)

@@ -17,7 +17,7 @@ from clusterprof.agent.linux.files import (
     read_file_once,
 )
 from clusterprof.errors import Unavailable
-from tests.support.collecting import pread_as_cgroupfs_does
+from tests.support.opened_collector import pread_as_cgroupfs_does
 
 
 def test_every_read_gives_the_content_of_now(tmp_path) -> None:
@@ -120,7 +120,7 @@ def test_a_file_that_went_and_came_back_is_opened_anew(tmp_path, monkeypatch) ->
         (errno.EACCES, "denied", "permission denied"),
     ],
 )
-def test_what_the_kernel_answers_is_reported_in_our_words(
+def test_kernel_errors_are_reported_in_plain_words(
     tmp_path, monkeypatch, code: int, kind: str, message: str
 ) -> None:
     path = tmp_path / "io"
@@ -167,7 +167,7 @@ def test_descriptors_are_not_inherited_and_not_leaked(
     assert open_files() == before
 
 
-def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:
+def test_unchanged_content_is_not_parsed_again(tmp_path: Path) -> None:
     path = tmp_path / "number"
     path.write_text("1")
     seen: list[bytes] = []
@@ -188,7 +188,7 @@ def test_what_reads_as_it_did_is_not_parsed_again(tmp_path: Path) -> None:
     parsed.close()
 
 
-def test_a_folder_says_when_something_came_or_went_and_may_be_replaced(tmp_path: Path) -> None:
+def test_a_folder_reports_changes_and_replacement(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     folder = OpenFolder(path)
     assert folder.read_mtime_ns() is None  # there is none yet

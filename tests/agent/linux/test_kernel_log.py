@@ -70,7 +70,7 @@ def test_records_that_were_overwritten_are_passed_over(log: Log) -> None:
     opened.close()
 
 
-def test_a_log_that_overflows_holds_nobody_up(log: Log) -> None:
+def test_an_overflowing_kernel_log_does_not_block(log: Log) -> None:
     opened = KernelLog(log.path, lambda fd, size: b"6,1,1,-;again and again\n")
     assert len(list(opened.records())) == 2000
     opened.close()

@@ -287,7 +287,7 @@ def test_mountstats_without_statistics_and_with_a_hidden_mount() -> None:
     assert parse_mountstats(data) == [NfsMount("/c", None, None, 0, NfsTransport(*[None] * 8), {})]
 
 
-def test_text_where_numbers_should_be_costs_no_more_than_itself() -> None:
+def test_a_malformed_line_invalidates_only_itself() -> None:
     (mount,) = parse_mountstats(
         b"device a:/b mounted on /c with fstype nfs4 statvers=1.1\n"
         b"\tbytes:\t1 2 3 4 x 6 7 8\n\tper-op statistics\n"

@@ -83,7 +83,7 @@ def test_processes_of_others_cost_nothing(tmp_path: Path, asked: list[str]) -> N
     assert str(tmp_path) not in asked  # not even listed
 
 
-def test_without_children_files_each_is_asked_once_and_few_at_a_time(
+def test_without_children_files_few_processes_are_read_at_a_time(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_MAX_SCANNED", 50)
@@ -103,7 +103,7 @@ def test_without_children_files_each_is_asked_once_and_few_at_a_time(
     tree.close()
 
 
-def test_a_search_of_all_the_node_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_the_whole_node_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 0
 
     def takes_ten_ms() -> int:

@@ -50,7 +50,7 @@ def driver() -> Iterator[Driver]:
     made.aside.close()
 
 
-def test_every_call_brings_what_was_read_since_and_asks_anew(driver: Driver) -> None:
+def test_every_call_returns_the_last_reading_and_requests_a_new_one(driver: Driver) -> None:
     assert driver.aside.first() == (1_000, 1)
     seen = []
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_every_call_brings_what_was_read_since_and_asks_anew(driver: Driver) -> 
     assert seen == [(1_000, 2), (1_500, 3), (2_000, 4)]
 
 
-def test_nobody_waits_for_a_reading_under_way(driver: Driver) -> None:
+def test_callers_do_not_wait_for_an_unfinished_reading(driver: Driver) -> None:
     driver.aside.first()
     driver.idle()
     driver.free.clear()
@@ -88,7 +88,7 @@ def test_a_reading_that_takes_long_is_followed_by_rest(driver: Driver) -> None:
     driver.until(lambda: driver.times == 2)
 
 
-def test_what_it_raises_is_raised_here(driver: Driver) -> None:
+def test_an_exception_of_the_reader_is_raised_in_the_caller(driver: Driver) -> None:
     driver.fails = DevicesChanged()
     with pytest.raises(DevicesChanged):
         driver.aside.first()
@@ -98,7 +98,7 @@ def test_what_it_raises_is_raised_here(driver: Driver) -> None:
     assert driver.aside.first()[1] >= 2
 
 
-def test_a_thread_that_hangs_is_left_behind_and_no_second_one_is_sent_after_it() -> None:
+def test_a_hanging_reader_thread_is_abandoned_and_not_replaced() -> None:
     before = set(threading.enumerate())
     driver = Driver(first_wait_seconds=0.01)
     driver.free.clear()
@@ -112,7 +112,7 @@ def test_a_thread_that_hangs_is_left_behind_and_no_second_one_is_sent_after_it()
     assert driver.times == 1
 
 
-def test_what_is_read_is_let_go_when_the_reading_that_is_under_way_has_come() -> None:
+def test_files_are_closed_after_the_unfinished_reading() -> None:
     go_on, under_way, gone = threading.Event(), threading.Event(), threading.Event()
 
     def read() -> int:
@@ -130,7 +130,7 @@ def test_what_is_read_is_let_go_when_the_reading_that_is_under_way_has_come() ->
     assert gone.wait(20)
 
 
-def test_what_nobody_reads_is_let_go_at_once() -> None:
+def test_unused_files_are_closed_at_once() -> None:
     aside, gone = BackgroundReader(lambda: 1), threading.Event()
     aside.first()
     aside.close(gone.set)

@@ -86,7 +86,7 @@ def test_a_sample_has_a_reading_of_each(rig: Rig) -> None:
     assert last_tick["a"] > "a1" and last_tick["b"] > "b1"
 
 
-def test_a_slow_one_is_waited_for_and_a_hanging_one_is_not(rig: Rig) -> None:
+def test_a_slow_reader_is_waited_for_but_not_a_hanging_one(rig: Rig) -> None:
     rig = Rig(rest_ns=1_000_000)
     rig.open()
     rig.together.take()
@@ -109,7 +109,7 @@ def test_a_slow_one_is_waited_for_and_a_hanging_one_is_not(rig: Rig) -> None:
     rig.together.close()
 
 
-def test_one_that_hangs_over_an_opening_gets_no_second_thread(rig: Rig) -> None:
+def test_a_reader_that_hangs_while_opening_gets_no_second_thread(rig: Rig) -> None:
     rig = Rig(first_wait_seconds=0.2)
     rig.b.stop()
     rig.open()
@@ -147,7 +147,7 @@ def test_when_all_hang_that_is_reported(rig: Rig) -> None:
     rig.together.close()
 
 
-def test_what_a_function_raises_comes_through(rig: Rig) -> None:
+def test_an_exception_of_the_function_is_raised(rig: Rig) -> None:
     rig.open()
     rig.together.take()
     rig.b.fails = DevicesChanged("gone")

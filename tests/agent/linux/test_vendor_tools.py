@@ -11,11 +11,11 @@ import pytest
 
 from clusterprof.agent.linux import vendor_tools as tools
 from clusterprof.errors import Unavailable
-from tests.support.accelerators.simulated import alive, tool, until
+from tests.support.accelerators.simulated import is_alive, wait_until, write_tool
 
 
 def made(folder: Path, script: str) -> list[str]:
-    return [str(tool(folder / "bin", "the-tool", script) / "the-tool")]
+    return [str(write_tool(folder / "bin", "the-tool", script) / "the-tool")]
 
 
 def reason(argv: list[str], seconds: float = 20.0) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def test_what_a_tool_prints_is_returned(tmp_path: Path) -> None:
     assert tools.run_tool(made(tmp_path, 'echo one; echo "$#" >&2; echo two'), 20.0) == "one\ntwo\n"
 
 
-def test_why_there_is_no_answer(tmp_path: Path) -> None:
+def test_a_failed_tool_has_a_reason(tmp_path: Path) -> None:
     assert reason([str(tmp_path / "none")]) == ("absent", "none was not found")
     failing = made(tmp_path, "echo; echo no device; exit 3")
     assert reason(failing) == ("failed", "the-tool failed (exit code 3): no device")
@@ -51,10 +51,10 @@ def test_a_tool_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> N
     collected: list[tuple[str, str]] = []
     thread = threading.Thread(target=lambda: collected.append(reason(argv, 1.0)))
     thread.start()
-    started = [int(word) for word in until(lambda: pids.exists() and pids.read_text()).split()]
+    started = [int(word) for word in wait_until(lambda: pids.exists() and pids.read_text()).split()]
     thread.join()
     assert collected == [("failed", "the-tool has not answered within 1 s")]
-    until(lambda: not any(alive(pid) for pid in started))
+    wait_until(lambda: not any(is_alive(pid) for pid in started))
 
 
 def test_a_flood_is_cut_off(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_lines_are_followed_until_the_end_or_until_unwanted(tmp_path: Path) -> N
     endless = made(tmp_path, "echo $$; exec sleep 600")
     lines.clear()
     tools.run_streaming_tool(endless, lines.append, lambda: not lines, look_seconds=0.02)
-    until(lambda: not alive(int(lines[0])))
+    wait_until(lambda: not is_alive(int(lines[0])))
     lines.clear()
     with pytest.raises(Unavailable) as raised:
         tools.run_streaming_tool(endless, lines.append, lambda: True, (), 0.02, silent_seconds=0.3)
     assert raised.value.message == "the-tool hangs: 0.3 s of silence"
-    until(lambda: not any(alive(int(pid)) for pid in lines))
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in lines))
 
 
 def test_a_tool_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_tool_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> Non
     )
     os.close(writer)
     below = int(os.read(reader, 100))
-    assert alive(below)
+    assert is_alive(below)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    until(lambda: not alive(below))
+    wait_until(lambda: not is_alive(below))
     os.close(reader)

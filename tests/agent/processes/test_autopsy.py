@@ -75,7 +75,7 @@ def kinds(records: list[Record]) -> list[str]:
     return [record.kind for record in records if isinstance(record, Event)]
 
 
-def test_a_standstill_is_recorded_once_with_the_state_of_each_rank(tmp_path: Path) -> None:
+def test_a_hang_is_recorded_once_with_the_state_of_each_rank(tmp_path: Path) -> None:
     rings = Rings(rank(11, 100, 101), rank(12, 100, 101), rank(13, 100))
     autopsies = watch(node(tmp_path, 11, 12, 13), rings)
     assert autopsies.take(130 * SECOND - 1) == []
@@ -90,7 +90,7 @@ def test_a_standstill_is_recorded_once_with_the_state_of_each_rank(tmp_path: Pat
     assert kinds(autopsies.take(134 * SECOND)) == ["autopsy-finished", "progress-resumed"]
 
 
-def test_ranks_that_are_ended_have_not_gone_on(tmp_path: Path) -> None:
+def test_killed_ranks_made_no_progress(tmp_path: Path) -> None:
     run_dir, folder, _ = nodes = node(tmp_path, 11, 12)
     rings = Rings(rank(11, 100, 101), rank(12, 100))
     autopsies = watch(nodes, rings)
@@ -105,7 +105,7 @@ def test_ranks_that_are_ended_have_not_gone_on(tmp_path: Path) -> None:
     assert (folder / "nccl" / "flight_rank_0.json").exists()
 
 
-def test_dumps_of_ranks_that_went_on_are_set_aside(tmp_path: Path) -> None:
+def test_dumps_of_ranks_that_made_progress_are_set_aside(tmp_path: Path) -> None:
     run_dir, folder, _ = nodes = node(tmp_path, 11, 12)
     rings = Rings(rank(11, 100, 101), rank(12, 100))
     autopsies = watch(nodes, rings)
@@ -147,7 +147,7 @@ def test_the_address_of_ras_is_that_of_the_job(
     assert "'10.0.0.7:28028' is not an address of this machine" in finished.attributes["ras_reason"]
 
 
-def test_a_job_that_stands_still_again_and_again_is_examined_so_often(
+def test_a_repeatedly_hanging_job_is_examined_a_limited_number_of_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autopsy, "MAX_AUTOPSIES", 2)

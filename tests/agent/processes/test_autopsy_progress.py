@@ -64,7 +64,7 @@ def test_a_worker_is_no_rank() -> None:
     assert worker.is_rank
 
 
-def test_ranks_stand_still_after_half_a_minute_if_they_never_paused() -> None:
+def test_ranks_that_never_paused_hang_after_half_a_minute() -> None:
     ranks = rank(1, 10, 11, waits_since=11.5), rank(2, 10, 11)
     assert check(*ranks, now=40.9) is None  # the last step was 29.9 s ago
     standstill = check(*ranks, now=41)
@@ -82,7 +82,7 @@ def test_the_bound_follows_the_longest_pause_of_the_run(pause: float, bound: int
     assert ProgressWatch().compute_bound_ns([slow, rank(2, 1000)]) == bound * SECOND
 
 
-def test_a_given_time_comes_first() -> None:
+def test_a_configured_hang_time_takes_precedence() -> None:
     watch = ProgressWatch(5 * SECOND)
     assert watch.compute_bound_ns([rank(1, 1000, 1100)]) == 5 * SECOND
 
@@ -93,7 +93,7 @@ def test_a_rank_that_evaluates_while_the_others_wait_is_progress() -> None:
     assert check(rank(1, 10, 11, waits_since=11.5), evaluating, now=61) is None
 
 
-def test_a_rank_that_steps_on_without_the_others_is_none() -> None:
+def test_a_rank_that_steps_without_the_others_is_no_progress() -> None:
     watch = ProgressWatch()
     waiting, stepping = rank(1, 10, 11, waits_since=12), rank(2, 10, 11)
     assert watch.check([waiting, stepping], 0, False, 17 * SECOND) is None
@@ -107,7 +107,7 @@ def test_a_rank_that_steps_on_without_the_others_is_none() -> None:
     assert standstill.since_ns == 12 * SECOND
 
 
-def test_the_rank_that_finishes_the_job_alone_does_not_stand_still() -> None:
+def test_the_last_rank_of_a_finished_job_does_not_hang() -> None:
     saving = rank(1, 10, 11)
     assert check(saving, now=100, ended=12) is None
     assert check(saving, rank(2, 11), now=100, ended=9) is not None  # of an incarnation before
@@ -115,10 +115,10 @@ def test_the_rank_that_finishes_the_job_alone_does_not_stand_still() -> None:
     assert check(rank(1, 10, 11, waits_since=11.5), now=100, ended=12) is not None
 
 
-def test_a_lone_process_stands_still_only_if_it_sleeps() -> None:
+def test_a_single_process_hangs_only_if_it_sleeps() -> None:
     assert check(rank(1, 10, 11), now=100) is None
     assert check(rank(1, 10, 11), now=100, asleep=True) is not None
 
 
-def test_nobody_stands_still_without_ranks() -> None:
+def test_no_hang_is_reported_without_ranks() -> None:
     assert check(now=100) is None

@@ -247,7 +247,7 @@ def test_only_launcher_variables_and_short_scalars_are_kept() -> None:
         {"pid": 1, "started_ticks": 1 << 70},
     ],
 )
-def test_what_names_no_process_is_no_registration(wrong: dict[str, Any]) -> None:
+def test_a_file_without_a_process_is_not_a_registration(wrong: dict[str, Any]) -> None:
     assert parse_registration(wrong) is None
 
 

@@ -56,7 +56,7 @@ def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
         {"pid": 7, "group": -5, "ranks": [0]},
     ],
 )
-def test_what_announces_no_group_is_left_out(run_dir: Path, content: dict[str, Any]) -> None:
+def test_a_file_without_a_group_is_ignored(run_dir: Path, content: dict[str, Any]) -> None:
     assert parse_group(content) is None
     announce(run_dir, "7.5.json", content)
     assert ProcessGroups(run_dir).finish(NOW_NS) == []

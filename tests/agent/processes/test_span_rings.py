@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from clusterprof.agent.processes.span_rings import LONG_OPERATION_NS
 from clusterprof.probe import layout
-from tests.support.ring_writer import NOW_NS, PID, TICKS, Writer, drained, sequences
+from tests.support.ring_writer import NOW_NS, PID, TICKS, RingWriter, drain_ring, list_sequences
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])
-def writer(request: pytest.FixtureRequest) -> Iterator[Writer]:
-    made = Writer(seal=request.param)
+def writer(request: pytest.FixtureRequest) -> Iterator[RingWriter]:
+    made = RingWriter(seal=request.param)
     yield made
     made.close()
 
 
-def test_a_span_arrives_as_it_was_written(writer: Writer) -> None:
+def test_a_span_arrives_as_it_was_written(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put(layout.FETCH, 100, 250, a=32)
-    (spans,) = drained(ring)
+    (spans,) = drain_ring(ring)
     assert (spans.pid, spans.started_ticks, spans.first_sequence) == (PID, TICKS, 1)
     assert (spans.dropped, spans.names) == (0, {})
     assert {name: list(column) for name, column in spans.columns.items()} == {
@@ -39,46 +39,46 @@ def test_a_span_arrives_as_it_was_written(writer: Writer) -> None:
     ring.close()
 
 
-def test_only_what_was_written_before_the_look_before_is_taken(writer: Writer) -> None:
+def test_only_records_written_before_the_previous_poll_are_taken(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put()
     ring.look()
     assert ring.take(NOW_NS) == []  # the stores of a record may still be on their way
     writer.put()
     ring.look()
-    assert sequences(ring.take(NOW_NS)) == [1]
+    assert list_sequences(ring.take(NOW_NS)) == [1]
     ring.look()
-    assert sequences(ring.take(NOW_NS)) == [2]
+    assert list_sequences(ring.take(NOW_NS)) == [2]
     ring.close()
 
 
-def test_everything_is_taken_when_the_process_has_ended(writer: Writer) -> None:
+def test_everything_is_taken_when_the_process_has_ended(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put()
     writer.put()
     ring.ended = True
-    assert sequences(ring.take(NOW_NS)) == [1, 2]
+    assert list_sequences(ring.take(NOW_NS)) == [1, 2]
     ring.close()
 
 
-def test_what_the_writer_overwrote_is_counted(writer: Writer) -> None:
+def test_overwritten_records_are_counted(writer: RingWriter) -> None:
     ring = writer.open()
     for _ in range(20):
         writer.put()
-    spans = drained(ring)
+    spans = drain_ring(ring)
     # 8 slots: of 20 the newest 8 are there; slot of 13 is where number 21 is being written now
-    assert sequences(spans) == list(range(14, 21))
+    assert list_sequences(spans) == list(range(14, 21))
     assert sum(span.dropped for span in spans) == 13
     ring.close()
 
 
-def test_an_ended_ring_is_read_to_its_last_slot(writer: Writer) -> None:
+def test_an_ended_ring_is_read_to_its_last_slot(writer: RingWriter) -> None:
     ring = writer.open()
     for _ in range(20):
         writer.put()
     ring.ended = True
     spans = ring.take(NOW_NS)
-    assert sequences(spans) == list(range(13, 21))
+    assert list_sequences(spans) == list(range(13, 21))
     assert sum(span.dropped for span in spans) == 12
     ring.close()
 
@@ -95,69 +95,69 @@ BAD = {
 
 
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
-def test_a_record_that_does_not_hold_is_dropped_alone(
-    writer: Writer, fields: tuple[int, ...]
+def test_an_implausible_record_is_dropped_alone(
+    writer: RingWriter, fields: tuple[int, ...]
 ) -> None:
     ring = writer.open()
     for _ in range(5):
         writer.put()
-    writer.record(3, *fields)
-    spans = drained(ring)
+    writer.read_slot(3, *fields)
+    spans = drain_ring(ring)
     assert [(span.first_sequence, len(span.columns["kind"])) for span in spans] == [(1, 2), (4, 2)]
     assert sum(span.dropped for span in spans) == 1
     ring.close()
 
 
-def test_names_of_own_kinds_come_with_the_spans_that_use_them(writer: Writer) -> None:
+def test_names_of_own_kinds_come_with_the_spans_that_use_them(writer: RingWriter) -> None:
     ring = writer.open()
     name = "Aufwärmen".encode()
     writer.memory[layout.NAMES_OFFSET : layout.NAMES_OFFSET + len(name)] = name
     writer.memory[layout.NAMES_OFFSET + 48 : layout.NAMES_OFFSET + 50] = b"\xff\xfe"
     for kind in (64, 65, 66):
         writer.put(kind)
-    (spans,) = drained(ring)
+    (spans,) = drain_ring(ring)
     assert spans.names == {64: "Aufwärmen", 65: "\N{REPLACEMENT CHARACTER}" * 2, 66: "user-2"}
     ring.close()
 
 
 @pytest.mark.parametrize("written", [2**63, 2**64 - 1, 2**62])
-def test_a_counter_out_of_range_ends_the_reading(writer: Writer, written: int) -> None:
+def test_a_counter_out_of_range_ends_the_reading(writer: RingWriter, written: int) -> None:
     ring = writer.open()
-    writer.counter(written)
-    assert drained(ring) == []
+    writer.set_counter(written)
+    assert drain_ring(ring) == []
     assert ring.refusal
     ring.close()
 
 
-def test_a_counter_that_runs_backwards_ends_the_reading(writer: Writer) -> None:
+def test_a_counter_that_runs_backwards_ends_the_reading(writer: RingWriter) -> None:
     ring = writer.open()
     for _ in range(5):
         writer.put()
-    assert len(drained(ring)) == 1
-    writer.counter(2)
-    assert drained(ring) == []
+    assert len(drain_ring(ring)) == 1
+    writer.set_counter(2)
+    assert drain_ring(ring) == []
     assert ring.refusal
     ring.close()
 
 
-def test_a_counter_that_jumps_is_counted_as_dropped(writer: Writer) -> None:
+def test_a_counter_that_jumps_is_counted_as_dropped(writer: RingWriter) -> None:
     ring = writer.open()
-    writer.counter(2**61)
-    spans = drained(ring)
-    assert sequences(spans) == []
+    writer.set_counter(2**61)
+    spans = drain_ring(ring)
+    assert list_sequences(spans) == []
     assert ring.dropped == 2**53  # what a reader of JSON can still hold
     ring.close()
 
 
 @pytest.mark.parametrize("left", [0, 36, 100, 4096])
 def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
-    writer = Writer(seal=False)
+    writer = RingWriter(seal=False)
     ring = writer.open()
     assert ring.memory is None  # what can shrink is never mapped
     writer.put()
     writer.memory.close()
     os.ftruncate(writer.fd, left)
-    assert drained(ring) == []
+    assert drain_ring(ring) == []
     os.close(writer.fd)
     ring.close()
 
@@ -171,14 +171,14 @@ def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
 def test_nothing_in_a_ring_makes_the_reader_fail(
     header: bytes, records: bytes, written: int
 ) -> None:
-    writer = Writer()
+    writer = RingWriter()
     ring = writer.open()
     writer.put()
     ring.look()
     writer.memory[layout.RECORDS_OFFSET : layout.RECORDS_OFFSET + len(records)] = records[:512]
-    writer.counter(written)
+    writer.set_counter(written)
     writer.memory[0 : len(header)] = header  # the header moves under the reader's eyes
-    for spans in [*drained(ring), *drained(ring)]:
+    for spans in [*drain_ring(ring), *drain_ring(ring)]:
         lengths = {len(column) for column in spans.columns.values()}
         assert len(lengths) == 1
         assert all(0 < kind <= 127 for kind in spans.columns["kind"])
@@ -188,7 +188,7 @@ def test_nothing_in_a_ring_makes_the_reader_fail(
     writer.close()
 
 
-def test_an_operation_that_does_not_end_is_reported_once(writer: Writer) -> None:
+def test_an_operation_that_does_not_end_is_reported_once(writer: RingWriter) -> None:
     ring = writer.open()
     assert ring.under_way(NOW_NS, final=False) is None  # none was ever begun
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
@@ -208,7 +208,7 @@ def test_an_operation_that_does_not_end_is_reported_once(writer: Writer) -> None
     ring.close()
 
 
-def test_an_operation_whose_span_is_there_has_ended(writer: Writer) -> None:
+def test_an_operation_whose_span_is_there_has_ended(writer: RingWriter) -> None:
     ring = writer.open()
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
     for _ in range(writer.capacity - 1):

@@ -12,7 +12,7 @@ from clusterprof.agent.processes.span_rings import SpanRings, open_ring
 from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Event, Spans
-from tests.support.ring_writer import NOW_NS, PID, TICKS, Writer, announce, sequences
+from tests.support.ring_writer import NOW_NS, PID, TICKS, RingWriter, announce_ring, list_sequences
 
 
 def headers() -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def headers() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("header", headers().values(), ids=headers().keys())
 def test_a_header_that_does_not_hold_is_refused(header: bytes) -> None:
-    writer = Writer()
+    writer = RingWriter()
     writer.memory[: len(header)] = header
     with pytest.raises(Unavailable):
         writer.open()
@@ -48,7 +48,7 @@ def test_only_memory_files_of_a_process_are_opened(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     end = os.open(fifo, os.O_RDWR)
     with open(tmp_path / "file", "wb") as file:
-        good = Writer()
+        good = RingWriter()
         file.write(good.memory[:])  # a whole ring, but in a file that somebody may shorten
         file.flush()
         good.close()
@@ -61,12 +61,12 @@ def test_only_memory_files_of_a_process_are_opened(tmp_path: Path) -> None:
 def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
-    writer = Writer()
+    writer = RingWriter()
     writer.put()
-    announce(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=writer.fd, path=None)
-    announce(folder, "1.json", pid=PID, started_ticks=TICKS, fd="x", path=None)
-    announce(folder, "2.json", pid=-1, started_ticks=TICKS, fd=writer.fd, path=None)
-    announce(folder, "3.json", pid=PID, started_ticks=TICKS, fd=None, path="/etc/passwd")
+    announce_ring(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=writer.fd, path=None)
+    announce_ring(folder, "1.json", pid=PID, started_ticks=TICKS, fd="x", path=None)
+    announce_ring(folder, "2.json", pid=-1, started_ticks=TICKS, fd=writer.fd, path=None)
+    announce_ring(folder, "3.json", pid=PID, started_ticks=TICKS, fd=None, path="/etc/passwd")
     (folder / "4.json").write_text("[" * 3000)
     (folder / "5.json").write_text("{" + " " * 5000 + "}")
     (folder / "6.json").symlink_to("/etc/passwd")
@@ -76,7 +76,7 @@ def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) ->
     records = rings.take(NOW_NS)
     refused = [record.attributes["ring"] for record in records if isinstance(record, Event)]
     assert sorted(refused) == [f"{number}.json" for number in range(1, 7)]
-    assert sequences([record for record in records if isinstance(record, Spans)]) == [1]
+    assert list_sequences([record for record in records if isinstance(record, Spans)]) == [1]
     assert rings.take(NOW_NS) == []  # reported once
     rings.close()
     writer.close()
@@ -85,15 +85,17 @@ def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) ->
 def test_an_earlier_recorders_spans_are_not_taken_again(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
-    writer = Writer()
+    writer = RingWriter()
     writer.put()
-    announce(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=writer.fd, path=None)
+    announce_ring(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=writer.fd, path=None)
     rings = SpanRings(tmp_path, skip_old=True)
     rings.look(NOW_NS)
     writer.put()
     rings.look(NOW_NS)
     rings.look(NOW_NS)
-    assert sequences([record for record in rings.take(NOW_NS) if isinstance(record, Spans)]) == [2]
+    assert list_sequences(
+        [record for record in rings.take(NOW_NS) if isinstance(record, Spans)]
+    ) == [2]
     rings.close()
     writer.close()
 
@@ -101,13 +103,13 @@ def test_an_earlier_recorders_spans_are_not_taken_again(tmp_path: Path) -> None:
 def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
-    first, second = Writer(), Writer()
-    announce(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=first.fd, path=None)
+    first, second = RingWriter(), RingWriter()
+    announce_ring(folder, f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=first.fd, path=None)
     rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     first.put(a=1)  # the last thing before it executes: no look has seen it yet
     second.put(a=2)
-    announce(folder, "new", pid=PID, started_ticks=TICKS, fd=second.fd, path=None)
+    announce_ring(folder, "new", pid=PID, started_ticks=TICKS, fd=second.fd, path=None)
     os.rename(folder / "new", folder / f"{PID}.0.json")
     rings.look(NOW_NS)
     rings.look(NOW_NS)
@@ -121,13 +123,13 @@ def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) 
 def test_a_ring_that_is_a_file_is_read_only_from_this_folder(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
-    writer = Writer()
+    writer = RingWriter()
     writer.put(a=7)
     for place in (folder / "here.ring", tmp_path / "elsewhere.ring"):
         place.write_bytes(writer.memory[:])
     for name in ("here", "elsewhere"):
         path = str(next(tmp_path.rglob(f"{name}.ring")))
-        announce(folder, f"{name}.json", pid=PID, started_ticks=TICKS, fd=None, path=path)
+        announce_ring(folder, f"{name}.json", pid=PID, started_ticks=TICKS, fd=None, path=path)
     rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     rings.look(NOW_NS)

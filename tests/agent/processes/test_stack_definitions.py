@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clusterprof.agent.processes.span_rings import SpanRings
 from clusterprof.agent.processes.stack_definitions import StackDefinitions
 from clusterprof.trace.schema import Event
-from tests.support.ring_writer import NOW_NS, PID, TICKS, Writer, announce
+from tests.support.ring_writer import NOW_NS, PID, TICKS, RingWriter, announce_ring
 
 LOG_BYTES = 4096
 
@@ -54,8 +54,8 @@ DEFINED = {
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])
-def writer(request: pytest.FixtureRequest) -> Iterator[Writer]:
-    made = Writer(seal=request.param, log_bytes=LOG_BYTES)
+def writer(request: pytest.FixtureRequest) -> Iterator[RingWriter]:
+    made = RingWriter(seal=request.param, log_bytes=LOG_BYTES)
     yield made
     made.close()
 
@@ -120,7 +120,7 @@ def test_any_bytes_are_read_without_failing(noise: bytes, cut: int) -> None:
         assert 0 <= first_line < 2**31 and 0 <= line < 2**31 and isinstance(name, str)
 
 
-def test_the_log_of_a_ring_is_read_up_to_the_look_before(writer: Writer) -> None:
+def test_the_log_of_a_ring_is_read_up_to_the_look_before(writer: RingWriter) -> None:
     ring = writer.open()
     writer.write_log(LOG)
     ring.look()
@@ -133,7 +133,7 @@ def test_the_log_of_a_ring_is_read_up_to_the_look_before(writer: Writer) -> None
 
 
 @pytest.mark.parametrize("written", [LOG_BYTES + 1, 2**63])
-def test_a_length_beyond_the_log_is_not_read(writer: Writer, written: int) -> None:
+def test_a_length_beyond_the_log_is_not_read(writer: RingWriter, written: int) -> None:
     ring = writer.open()
     writer.write_log(LOG, written)
     ring.ended = True
@@ -142,7 +142,7 @@ def test_a_length_beyond_the_log_is_not_read(writer: Writer, written: int) -> No
 
 
 @pytest.mark.parametrize("size", [LOG_BYTES + 1, 2**64 - 1])
-def test_a_log_that_does_not_fit_its_file_is_no_log(writer: Writer, size: int) -> None:
+def test_a_log_that_does_not_fit_its_file_is_no_log(writer: RingWriter, size: int) -> None:
     struct.pack_into("<Q", writer.memory, 48, size)
     ring = writer.open()
     assert ring.log_bytes == 0
@@ -150,7 +150,7 @@ def test_a_log_that_does_not_fit_its_file_is_no_log(writer: Writer, size: int) -
 
 
 def test_a_ring_without_a_log_is_read() -> None:
-    writer = Writer()
+    writer = RingWriter()
     ring = writer.open()
     writer.put()
     ring.ended = True
@@ -160,11 +160,13 @@ def test_a_ring_without_a_log_is_read() -> None:
     writer.close()
 
 
-def test_the_recorder_makes_events_and_repeats_them(tmp_path: Path, writer: Writer) -> None:
+def test_the_recorder_makes_events_and_repeats_them(tmp_path: Path, writer: RingWriter) -> None:
     (tmp_path / "rings").mkdir()
     rings = SpanRings(tmp_path)
     fd = writer.fd
-    announce(tmp_path / "rings", f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=fd, path=None)
+    announce_ring(
+        tmp_path / "rings", f"{PID}.0.json", pid=PID, started_ticks=TICKS, fd=fd, path=None
+    )
     writer.write_log(LOG)
     for _ in range(3):
         rings.look(NOW_NS)

@@ -15,7 +15,7 @@ from clusterprof.agent.launch.identity import is_job_name
 from clusterprof.agent.sampling.redaction import Redactor
 from clusterprof.trace.dump import export_records
 from clusterprof.trace.schema import Columns, Event, Gap, Rows
-from tests.support.recording_runs import PYTHON, environment, own_job, record
+from tests.support.recording_runs import PYTHON, make_environment, make_job_id, record
 from tests.support.trace_samples import HEADER
 
 HIDDEN = re.compile(r"h[0-9a-f]{8}")
@@ -132,7 +132,7 @@ def test_a_redacted_recording_of_a_real_job(tmp_path: Path) -> None:
         "    clusterprof.step()\n"
     )
     variables = {"MASTER_ADDR": "alice-0.example.org", "RANK": "0", "WORLD_SIZE": "1"}
-    env = environment(own_job("alice"), **variables)
+    env = make_environment(make_job_id("alice"), **variables)
     out = tmp_path / "out"
     done = record(out, PYTHON, str(script), options=("--redact",), env=env)
     assert done.returncode == 0, done.stderr

@@ -19,12 +19,12 @@ from tests.support.recording_fakes import (
     SECOND_NS,
     T0,
     TICK_NS,
-    Counting,
+    CountingCollector,
     FakeClock,
-    Scripted,
-    Silent,
-    Table,
-    run,
+    ScriptedCollector,
+    SilentSource,
+    TableCollector,
+    run_service,
 )
 
 
@@ -47,7 +47,7 @@ def ending(t_ns: int) -> list[Record]:
 
 
 def test_first_sample_leaves_at_once_and_the_rest_in_flushes() -> None:
-    records = run(Scripted([[1, 2], [3, 4], [5, 6]]))
+    records = run_service(ScriptedCollector([[1, 2], [3, 4], [5, 6]]))
     # Ticks at 1.0, 1.1, 1.2 s; at 1.3 s the test is over. The first tick is flushed at once.
     assert records == [
         columns([T0], [1], [2]),
@@ -57,7 +57,7 @@ def test_first_sample_leaves_at_once_and_the_rest_in_flushes() -> None:
 
 
 def test_flushes_come_often_enough_to_lose_less_than_a_second() -> None:
-    records = run(Counting(), seconds=3)
+    records = run_service(CountingCollector(), seconds=3)
     last_of_each = [record.t_ns[-1] for record in records if isinstance(record, Columns)]
     # 1.0, then every 0.8 s: 1.8, 2.6, 3.4, and what is left at the end (3.9)
     assert last_of_each == [
@@ -71,13 +71,13 @@ def test_flushes_come_often_enough_to_lose_less_than_a_second() -> None:
 
 def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
     clock = FakeClock(late_ns=2_000_000)
-    records = run(Counting(), clock=clock, seconds=8)
+    records = run_service(CountingCollector(), clock=clock, seconds=8)
     assert clock.waits == 80  # ten a second, and none for a flush
     assert sum(isinstance(record, Columns) for record in records) == 11  # 8 s / 0.8 s, and the rest
 
 
 def test_two_tiers_of_rates_share_one_loop() -> None:
-    fast, slow = Counting(), Scripted([[1, 1], [2, 2], [3, 3]])
+    fast, slow = CountingCollector(), ScriptedCollector([[1, 1], [2, 2], [3, 3]])
     clock, note = FakeClock(), lambda name, error: None
     slots = [CollectorRunner(fast, TICK_NS, note), CollectorRunner(slow, 10 * TICK_NS, note)]
     for slot in slots:
@@ -99,7 +99,9 @@ def test_two_tiers_of_rates_share_one_loop() -> None:
 
 def test_late_ticks_are_recorded_late_and_counted() -> None:
     pace = Schedule()
-    records = run(Scripted([[1, 1], [2, 2], [3, 3]]), clock=FakeClock(late_ns=7_000_000), pace=pace)
+    records = run_service(
+        ScriptedCollector([[1, 1], [2, 2], [3, 3]]), clock=FakeClock(late_ns=7_000_000), pace=pace
+    )
     taken = [t for record in records if isinstance(record, Columns) for t in record.t_ns]
     # 1.0 on time; 1.1 and 1.2 planned, each taken 7 ms late, and the grid does not drift
     assert taken == [T0, T0 + 107_000_000, T0 + 207_000_000]
@@ -109,13 +111,13 @@ def test_late_ticks_are_recorded_late_and_counted() -> None:
 def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
     clock, pace = FakeClock(), Schedule()
 
-    class Slow(Counting):
+    class Slow(CountingCollector):
         def sample(self) -> list[int]:
             if self.count == 0:
                 clock.t_ns += 350_000_000  # the first sample takes 0.35 s
             return list(super().sample())
 
-    records = run(Slow(), clock=clock, pace=pace, seconds=0.45)
+    records = run_service(Slow(), clock=clock, pace=pace, seconds=0.45)
     taken = [t for record in records if isinstance(record, Columns) for t in record.t_ns]
     # Begun at 1.0, it ends at 1.35: the tick of 1.1 is taken then, 0.25 s late; those of 1.2 and
     # 1.3 were missed; 1.4 is on time.
@@ -124,7 +126,7 @@ def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
 
 
 def test_clock_frames_come_every_ten_seconds() -> None:
-    records = run(Counting(), seconds=21)
+    records = run_service(CountingCollector(), seconds=21)
     clocks = [record.monotonic_ns for record in records if isinstance(record, Clock)]
     # flushes lie on multiples of 0.8 s: the first at or after 10 s is 10.4; 10 s later 20.8; end 21
     assert clocks == [T0 + 10_400_000_000, T0 + 20_800_000_000, T0 + 21 * SECOND_NS]
@@ -133,7 +135,9 @@ def test_clock_frames_come_every_ten_seconds() -> None:
 def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_reported_once() -> None:
     why = Unavailable("denied", "no permission", "ask")
     other = Unavailable("failed", "I/O error")
-    records = run(Scripted([[1, 1], [why, 2], [why, 3], [other, 4], [5, 5]]), seconds=0.45)
+    records = run_service(
+        ScriptedCollector([[1, 1], [why, 2], [why, 3], [other, 4], [5, 5]]), seconds=0.45
+    )
     assert records == [
         columns([T0], [1], [1]),
         Gap(T0 + TICK_NS, "scripted", "cpu.user_ns_total", "all", "denied", "no permission", "ask"),
@@ -150,7 +154,7 @@ def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_reported_once() -> 
 
 def test_a_tick_without_any_sample_is_a_gap_of_the_whole_collector() -> None:
     why = Unavailable("failed", "gone for now")
-    records = run(Scripted([[1, 1], why, why, [4, 4], why]), seconds=0.45)
+    records = run_service(ScriptedCollector([[1, 1], why, why, [4, 4], why]), seconds=0.45)
     gap = Gap(T0 + TICK_NS, "scripted", "", "", "failed", "gone for now", "")
     again = Gap(T0 + 4 * TICK_NS, "scripted", "", "", "failed", "gone for now", "")
     assert records == [
@@ -164,7 +168,9 @@ def test_a_tick_without_any_sample_is_a_gap_of_the_whole_collector() -> None:
 
 def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
     why = Unavailable("failed", "gone for now")
-    records = run(Scripted([[1, 1], NothingNew(), why, NothingNew(), why]), seconds=0.45)
+    records = run_service(
+        ScriptedCollector([[1, 1], NothingNew(), why, NothingNew(), why]), seconds=0.45
+    )
     gap = Gap(T0 + 2 * TICK_NS, "scripted", "", "", "failed", "gone for now", "")
     # The reason still holds when nothing came between, so it is not recorded twice.
     assert records == [columns([T0], [1], [1]), gap, *ending(T0 + 5 * TICK_NS)]
@@ -172,7 +178,9 @@ def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
 
 def test_changed_devices_are_opened_anew_and_columns_follow() -> None:
     opens = [[(CPU_USER, "cpu0")], [(CPU_USER, "cpu0"), (CPU_USER, "cpu1")]]
-    records = run(Scripted([[1], DevicesChanged(), [2, 3], [4, 5]], opens), seconds=0.25)
+    records = run_service(
+        ScriptedCollector([[1], DevicesChanged(), [2, 3], [4, 5]], opens), seconds=0.25
+    )
     series = [
         (record.devices, list(record.t_ns)) for record in records if isinstance(record, Columns)
     ]
@@ -183,7 +191,7 @@ def test_changed_devices_are_opened_anew_and_columns_follow() -> None:
 
 
 def test_devices_that_come_later_are_announced() -> None:
-    class Growing(Scripted):
+    class Growing(ScriptedCollector):
         def inventory(self) -> list[dict[str, Any]]:
             count = self.calls.count("open")
             return [{"id": f"emulated-{n}", "emulated": True} for n in range(count)]
@@ -202,7 +210,7 @@ def test_devices_that_come_later_are_announced() -> None:
 
 
 def test_tables_keep_their_rows_and_strings() -> None:
-    records = run(Table([[(1, 7, 0), (1, 8, -1)], [], [(3, 7, 0)]]))
+    records = run_service(TableCollector([[(1, 7, 0), (1, 8, -1)], [], [(3, 7, 0)]]))
     names, strings = ("t_ns", "pid", "wchan"), {"wchan": ("futex_wait",)}
     rows = [array("q", [1, 1]), array("q", [7, 8]), array("q", [0, -1])]
     assert records == [
@@ -234,8 +242,11 @@ ANYTHING = [
 @pytest.mark.parametrize("wrong", ANYTHING, ids=lambda wrong: repr(wrong).split(" at ")[0][:24])
 def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> None:
     notes: list[str] = []
-    records = run(
-        Scripted([wrong] * 40), Counting(), seconds=3, note=lambda name, error: notes.append(name)
+    records = run_service(
+        ScriptedCollector([wrong] * 40),
+        CountingCollector(),
+        seconds=3,
+        note=lambda name, error: notes.append(name),
     )
     good = [
         value
@@ -251,8 +262,8 @@ def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> N
 
 
 def test_a_faulty_collector_rests_longer_and_longer() -> None:
-    collector = Scripted([ValueError(str(n)) for n in range(100)])
-    run(collector, seconds=9)
+    collector = ScriptedCollector([ValueError(str(n)) for n in range(100)])
+    run_service(collector, seconds=9)
     # Three faults (1.0, 1.1, 1.2 s) and it is closed; rests of 1, 2 and 4 s follow, each ended by
     # open and three faults: 1.2 + 1 -> 2.2 open, 2.3-2.5; + 2 -> 4.5 open; + 4 -> 8.8 open, …
     cycle = ["open", "sample", "sample", "sample", "close"]
@@ -261,8 +272,8 @@ def test_a_faulty_collector_rests_longer_and_longer() -> None:
 
 def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
     absent = Unavailable("absent", "no such hardware")
-    collector = Scripted([], opens=[absent, absent])
-    records = run(collector, seconds=0.5)
+    collector = ScriptedCollector([], opens=[absent, absent])
+    records = run_service(collector, seconds=0.5)
     # at 1.0 s; 0.1 s later; 0.2 s after that it opens and is sampled, at 1.3 s
     assert collector.calls[:4] == ["open", "open", "open", "sample"]
     assert [record for record in records if isinstance(record, Gap)] == [
@@ -271,16 +282,16 @@ def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
 
 
 def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
-    clock, collector, pace = FakeClock(), Counting(), Schedule()
+    clock, collector, pace = FakeClock(), CountingCollector(), Schedule()
     clock.used_ns = 0
 
-    class Hungry(Counting):
+    class Hungry(CountingCollector):
         def sample(self) -> list[int]:
             clock.used_ns += 4_000_000  # 4 ms per tick at 10 Hz: 4 % of a core, budget 3 %
             return list(super().sample())
 
     collector = Hungry()
-    records = run(collector, clock=clock, pace=pace, seconds=61)
+    records = run_service(collector, clock=clock, pace=pace, seconds=61)
     slowed = [
         record
         for record in records
@@ -296,7 +307,7 @@ def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
 
 
 def test_registrations_are_looked_at_before_the_first_sample_and_before_the_end() -> None:
-    source, clock = Silent(), FakeClock()
+    source, clock = SilentSource(), FakeClock()
     stops = iter(["", "", "over"])
     batches = record_batches(
         [], [source], clock, Schedule(), Budget(10, T0, 0), TICK_NS, lambda _: next(stops)
@@ -325,7 +336,7 @@ def test_the_first_error_of_an_optional_source_ends_it_and_is_logged(method: str
 
 
 def test_an_optional_source_looks_for_news_until_its_first_error() -> None:
-    class Looking(Silent):
+    class Looking(SilentSource):
         def look(self, now_ns: int) -> bool:  # type: ignore[override]
             super().look(now_ns)
             if now_ns > 1:

@@ -17,7 +17,7 @@ from clusterprof.agent.sampling.scheduler import Schedule, split_rate_groups
 from clusterprof.errors import DevicesChanged, Unavailable
 from clusterprof.signals import CPU_RUNNABLE, Signal
 from clusterprof.trace.schema import Columns, Gap
-from tests.support.recording_fakes import SECOND_NS, Counting, FakeClock
+from tests.support.recording_fakes import SECOND_NS, CountingCollector, FakeClock
 
 TICK_NS = 100_000_000
 T0 = SECOND_NS
@@ -95,7 +95,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_every_collector_receives_what_stood_in_its_own_files(files: list[Path]) -> None:
     first, second = Numbers("first", files[0], files[1]), Numbers("second", files[2])
-    rig = Rig(first, Counting(), second)
+    rig = Rig(first, CountingCollector(), second)
     assert rig.tick() == (T0 + TICK_NS, T0 + TICK_NS)
     files[1].write_text("20")
     rig.tick()

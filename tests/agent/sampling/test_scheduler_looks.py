@@ -11,15 +11,15 @@ from tests.support.recording_fakes import (
     SECOND_NS,
     T0,
     TICK_NS,
-    Counting,
+    CountingCollector,
     FakeClock,
-    Scripted,
-    Silent,
-    run,
+    ScriptedCollector,
+    SilentSource,
+    run_service,
 )
 
 
-class Busy(Silent):
+class Busy(SilentSource):
     """Has something left to do after its looks at some times."""
 
     def __init__(self, *again_ns: int) -> None:
@@ -31,10 +31,12 @@ class Busy(Silent):
         return now_ns in self.again_ns
 
 
-def looks(clock: FakeClock, source: Silent, seconds: float, end_ns: int | None = None) -> list[int]:
+def looks(
+    clock: FakeClock, source: SilentSource, seconds: float, end_ns: int | None = None
+) -> list[int]:
     """Return the ticks (10 a second) at which a source was looked at and the recording ended."""
     end_ns = T0 + round(seconds * SECOND_NS) if end_ns is None else end_ns
-    slots = [CollectorRunner(Counting(), TICK_NS, lambda name, error: None)]
+    slots = [CollectorRunner(CountingCollector(), TICK_NS, lambda name, error: None)]
     slots[0].open(T0)
     for _ in record_batches(
         slots,
@@ -54,7 +56,7 @@ def test_a_notified_clock_leaves_the_looks_to_the_last_two_ticks_before_a_flush(
     clock = FakeClock()
     clock.wakes_on_files = True
     # flushes at 1.0, 1.8, 2.6 s; at 3.2 s the time is over
-    assert looks(clock, Silent(), 2.2) == [0, 7, 8, 15, 16, 22]
+    assert looks(clock, SilentSource(), 2.2) == [0, 7, 8, 15, 16, 22]
 
 
 def test_what_the_clock_is_notified_of_is_looked_at_once_and_anew_while_something_is_left() -> None:
@@ -66,21 +68,21 @@ def test_what_the_clock_is_notified_of_is_looked_at_once_and_anew_while_somethin
 
 
 def test_the_end_is_in_time_wherever_it_lies_between_two_ticks() -> None:
-    clock, source = FakeClock(), Silent()
+    clock, source = FakeClock(), SilentSource()
     clock.wakes_on_files = True
     looks(clock, source, 0, T0 + 333_000_000)
     assert source.looks == [T0, T0 + 333_000_000]
 
 
 def test_one_without_any_device_is_asked_at_every_fifth_tick() -> None:
-    class Nothing(Scripted):
+    class Nothing(ScriptedCollector):
         def sample(self) -> Any:
             super().sample()
             raise NothingNew
 
     collector = Nothing([], opens=[[]])
-    run(collector, seconds=1)
+    run_service(collector, seconds=1)
     assert collector.calls.count("sample") == 2  # at 1.0 and 1.5 s; at 2.0 s the test is over
     one_device = Nothing([])
-    run(one_device, seconds=1)
+    run_service(one_device, seconds=1)
     assert one_device.calls.count("sample") == 10

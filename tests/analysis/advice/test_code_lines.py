@@ -18,7 +18,7 @@ from clusterprof.analysis.advice.registry import MAX_ADVICE, select_advice
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.report.code import Place
 from clusterprof.report.model import EFFORTS, Culprit
-from tests.support.advice_contexts import S, numbers, scene
+from tests.support.advice_contexts import S, make_context, make_evidence
 
 SITE = "/env/lib/python3.11/site-packages/"
 STANDARD = "/env/lib/python3.11/"
@@ -221,7 +221,7 @@ def test_two_known_calls_on_a_line_give_no_advice() -> None:
     assert find_known_call(own, "eval-host") is None
 
 
-PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
+PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 RESIZE = (SITE + "PIL/Image.py", "Image.resize")
 LOAD = (SITE + "PIL/ImageFile.py", "ImageFile.load")
 
@@ -232,7 +232,9 @@ def test_the_whole_of_one_piece() -> None:
     more = CodePath(
         Place("/job/data.py", 50, "pad"), (Place(SITE + "PIL/Image.py", 1, "resize"),), 0.21, 21
     )
-    context = scene("cpu-preprocess", PREPARING, code=(path(RESIZE, samples=50), more, other))
+    context = make_context(
+        "cpu-preprocess", PREPARING, code=(path(RESIZE, samples=50), more, other)
+    )
     (line,) = select_line_advice(context)
     advice = line.advice
     assert line.is_first and line.share_ratio == pytest.approx(0.71)
@@ -254,7 +256,7 @@ def test_the_whole_of_one_piece() -> None:
 
 def ids(*paths: CodePath, cause: str = "cpu-preprocess", **changes: object) -> list[str]:
     """The ids of all advice."""
-    context = scene(cause, PREPARING, code=paths, **changes)
+    context = make_context(cause, PREPARING, code=paths, **changes)
     return [advice.id for advice in select_advice(context)]
 
 
@@ -285,7 +287,7 @@ def test_a_line_is_advised_even_if_the_cause_is_uncertain_but_not_if_nothing_was
 
 def test_the_rank_that_caused_it_stands_before_the_line() -> None:
     culprit = Culprit("n7", 3, "", "", 40 * S, 40 * S, 0.9)
-    context = scene(
+    context = make_context(
         "cpu-preprocess", PREPARING, code=(path(RESIZE),), ranks=8, nodes=2, culprits=(culprit,)
     )
     (line,) = select_line_advice(context)

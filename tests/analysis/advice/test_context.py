@@ -9,7 +9,7 @@ from clusterprof.analysis.attribution.network.split import _make_rate_symptom, m
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.report.model import Evidence, Finding
-from tests.support.networks import GB, hca, links, nic
+from tests.support.networks import GB, make_hca, make_links, make_nic
 
 
 def path(evidence: tuple[Evidence, ...]) -> AdviceContext:
@@ -18,7 +18,7 @@ def path(evidence: tuple[Evidence, ...]) -> AdviceContext:
 
 
 def test_the_idle_interface_that_is_faster() -> None:
-    node_links = links(0, {**nic("eth0", 10 * GB, GB), **nic("eth1", 0, 10 * GB)})
+    node_links = make_links(0, {**make_nic("eth0", 10 * GB, GB), **make_nic("eth1", 0, 10 * GB)})
     assert node_links.faster == ("eth1", 10 * GB)
     (advice,) = select_advice(path((_make_rate_symptom(node_links, 2.0).evidence,)))
     assert advice.id == "fast-interface" and advice.change.startswith(
@@ -27,7 +27,7 @@ def test_the_idle_interface_that_is_faster() -> None:
 
 
 def test_the_port_that_stands_unused_as_nccl_writes_it() -> None:
-    node_links = links(0, {**nic("eth0", 10 * GB, GB), **hca("mlx5_0/1", 0)})
+    node_links = make_links(0, {**make_nic("eth0", 10 * GB, GB), **make_hca("mlx5_0/1", 0)})
     assert node_links.unused == ("mlx5_0/1",)
     signs = find_symptoms(node_links, make_zero_limits(build_limits({})))
     advice = select_advice(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from clusterprof.analysis.advice.context import AdviceContext, LoaderSettings
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.report.model import Advice, Culprit
-from tests.support.advice_contexts import numbers, scene
+from tests.support.advice_contexts import make_context, make_evidence
 
 MIB = 1 << 20
 
@@ -22,7 +22,7 @@ def moved(size: int, per_step: float, **more: float) -> AdviceContext:
         "network__beyond_ratio": 0.0,
         **more,
     }
-    return scene("net-transfer", numbers(**values), culprits=(), ranks=4)
+    return make_context("net-transfer", make_evidence(**values), culprits=(), ranks=4)
 
 
 def advised(context: AdviceContext) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ def test_many_large_operations_are_made_to_overlap() -> None:
     ]
 
 
-PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=1)
+PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=1)
 
 
 def test_it_says_why_more_workers_are_not_advised() -> None:
@@ -109,25 +109,28 @@ def test_it_says_why_more_workers_are_not_advised() -> None:
         ({"throttled_ratio": 0.5}, "the CPU quota of the job runs out"),
         ({"other_causes": frozenset({"cpu-memory"})}, "the node is short of memory"),
     ):
-        context = scene("cpu-preprocess", PREPARING, **settings)
+        context = make_context("cpu-preprocess", PREPARING, **settings)
         assert explain_withheld(context) == (f"More workers are not advised: {why}",)
 
 
 def test_nothing_is_reported_of_what_is_advised_or_needs_no_reason() -> None:
-    assert explain_withheld(scene("cpu-preprocess", PREPARING)) == ()
-    assert explain_withheld(scene("cpu-preprocess", PREPARING, loader=None)) == ()  # its count: 1
-    unknown = scene("cpu-preprocess", PREPARING[:1], loader=None)
+    assert explain_withheld(make_context("cpu-preprocess", PREPARING)) == ()
+    assert (
+        explain_withheld(make_context("cpu-preprocess", PREPARING, loader=None)) == ()
+    )  # its count: 1
+    unknown = make_context("cpu-preprocess", PREPARING[:1], loader=None)
     assert (
         explain_withheld(unknown) == ()
     )  # that nothing is known of the loader is no news to a reader
     assert (
-        explain_withheld(scene("cpu-preprocess", PREPARING, lost_ns=0, throttled_ratio=0.5)) == ()
+        explain_withheld(make_context("cpu-preprocess", PREPARING, lost_ns=0, throttled_ratio=0.5))
+        == ()
     )
 
 
 def test_reads_that_are_large_already_are_not_packed() -> None:
-    large = numbers(disk__read_size_bytes=1 << 20, disk__busy_ratio=0.95)
-    context = scene("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
+    large = make_evidence(disk__read_size_bytes=1 << 20, disk__busy_ratio=0.95)
+    context = make_context("storage-local", large, culprits=(Culprit("node-a", 3, "GPU-3", "sda"),))
     assert "pack-records" not in [advice.id for advice in select_advice(context)]
     assert explain_withheld(context) == (
         "Larger records are not advised: the average read is 1.0 MiB already",
@@ -136,17 +139,19 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
 
 
 def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
-    small = numbers(disk__read_size_bytes=16 << 10)
+    small = make_evidence(disk__read_size_bytes=16 << 10)
     entry = next(
         advice
-        for advice in select_advice(scene("storage-local", small))
+        for advice in select_advice(make_context("storage-local", small))
         if advice.id == "pack-records"
     )
     assert entry.what == (
         "Pack samples into large records and read these in order; now the average read is 16.0 KiB"
     )
     blind = next(
-        advice for advice in select_advice(scene("storage-local")) if advice.id == "pack-records"
+        advice
+        for advice in select_advice(make_context("storage-local"))
+        if advice.id == "pack-records"
     )
     assert blind.what == "Pack samples into large records and read these in order"
     assert blind.because.endswith("; how large reads are was not recorded")

@@ -25,7 +25,7 @@ from clusterprof.analysis.findings.metrics import build_metrics
 from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.cli.explain import _find_page
 from clusterprof.errors import UsageError
-from tests.support.advice_contexts import scene
+from tests.support.advice_contexts import make_context
 
 IDS = [cause.id for cause in CAUSES_WITH_PAGE]
 
@@ -115,7 +115,7 @@ def test_explain_finds_causes_families_metrics_and_rules(asked: str, title: str)
 @pytest.mark.parametrize("cause_id", IDS)
 def test_what_a_gate_is_to_check_is_a_metric_of_the_report(cause_id: str) -> None:
     known = {metric.name for metric in build_metrics([], [], build_device_utilization([]))}
-    metric = get_metric_name(scene(cause_id))
+    metric = get_metric_name(make_context(cause_id))
     family = CAUSES[cause_id].family
     assert metric in known if family not in ("synchronization", "fail") else metric not in known
 

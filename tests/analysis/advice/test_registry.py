@@ -11,9 +11,9 @@ from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
-from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 
-PREPARING = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=4)
+PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=4)
 
 
 def ids(context: AdviceContext) -> list[str]:
@@ -30,7 +30,7 @@ def named(context: AdviceContext, id_: str) -> Advice:
 
 def test_the_whole_of_one_piece() -> None:
     """4 workers and 0.4 lost: 4 / 0.6 = 6.7, so 7, and 8 CPUs less one leave room for 7."""
-    assert first(scene("cpu-preprocess", PREPARING)) == Advice(
+    assert first(make_context("cpu-preprocess", PREPARING)) == Advice(
         what="Raise num_workers from 4 to 7",
         because="40.00 s of GPU time (40.0 % of the time in steps) was lost to it;"
         " worker.on_cpu_ratio 80.0 %; num_workers is 4; the rank may use 8 of 16 CPUs;"
@@ -49,7 +49,7 @@ def test_the_whole_of_one_piece() -> None:
 
 def test_a_mode_for_debugging_is_switched_off_before_anything_else() -> None:
     on = {layout.ANOMALY_DETECTION: 0.98, layout.BLOCKING_LAUNCHES: 1.0, layout.LINE_TRACING: 0.09}
-    advice = first(scene("launch-bound", debug_mode_ratios=on))
+    advice = first(make_context("launch-bound", debug_mode_ratios=on))
     assert advice.what == (
         "Switch off anomaly detection (on in 98.0 % of the time in steps)"
         " and launches that wait for their kernel (on in 100.0 % of the time in steps)"
@@ -59,15 +59,16 @@ def test_a_mode_for_debugging_is_switched_off_before_anything_else() -> None:
         " AMD_SERIALIZE_KERNEL"
     )
     # It has nothing to do with data that come late, and is rare in the second job.
-    assert "switch-off-debugging" not in ids(scene("cpu-preprocess", debug_mode_ratios=on))
+    assert "switch-off-debugging" not in ids(make_context("cpu-preprocess", debug_mode_ratios=on))
     rare = {layout.ANOMALY_DETECTION: 0.09}
-    assert "switch-off-debugging" not in ids(scene("launch-bound", debug_mode_ratios=rare))
+    assert "switch-off-debugging" not in ids(make_context("launch-bound", debug_mode_ratios=rare))
 
 
 def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
     """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
     advice = named(
-        scene("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2), "more-workers"
+        make_context("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2),
+        "more-workers",
     )
     assert advice.what == "Raise num_workers from 4 to 5"
     assert advice.change == "DataLoader(num_workers=5) instead of num_workers=4"
@@ -77,13 +78,15 @@ def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
 
 def test_a_quota_bounds_them_too() -> None:
     """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
-    context = scene("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
+    context = make_context("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
     assert named(context, "more-workers").what == "Raise num_workers from 4 to 5"
 
 
 def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
     """0.75 of the time loading, 0.25 computing: three workers keep up."""
-    context = scene("cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75)
+    context = make_context(
+        "cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75
+    )
     assert first(context).what == "Raise num_workers from 0 to 3"
 
 
@@ -98,7 +101,7 @@ def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
 def test_cpus_that_the_job_left_idle_are_room_for_workers(
     wanted: float | None, changed: str
 ) -> None:
-    context = scene(
+    context = make_context(
         "cpu-preprocess",
         PREPARING,
         loader=LoaderSettings(1),
@@ -112,14 +115,14 @@ def test_cpus_that_the_job_left_idle_are_room_for_workers(
 
 def test_a_line_in_which_the_late_rank_spends_more_time_comes_first() -> None:
     path = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
-    advice = first(scene("sync-slow-compute", code=(path,), has_device=False))
+    advice = first(make_context("sync-slow-compute", code=(path,), has_device=False))
     assert advice.what.endswith(
         "Look at train.py:14 in augment, in which rank 3 spends more time than the others"
     )
 
 
 def test_without_known_cpus_it_says_the_bound_in_words() -> None:
-    context = scene("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
+    context = make_context("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
     assert first(context).change == (
         "DataLoader(num_workers=N) instead of num_workers=4 (N: at most the CPUs of the rank"
         " less one)"
@@ -128,11 +131,11 @@ def test_without_known_cpus_it_says_the_bound_in_words() -> None:
 
 def test_nothing_is_reported_of_what_is_hidden() -> None:
     for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
-        assert select_advice(scene("cpu-preprocess", PREPARING, **hidden)) == ()
+        assert select_advice(make_context("cpu-preprocess", PREPARING, **hidden)) == ()
 
 
 def test_an_upper_bound_says_so() -> None:
-    first_advice = first(scene("cpu-preprocess", PREPARING, upper_bound=True))
+    first_advice = first(make_context("cpu-preprocess", PREPARING, upper_bound=True))
     assert first_advice.because.startswith(
         "at most 40.00 s of GPU time (40.0 % of the time in steps)"
     )
@@ -140,7 +143,7 @@ def test_an_upper_bound_says_so() -> None:
 
 
 def test_what_cannot_be_reported_is_not_promised() -> None:
-    first_advice = first(scene("cpu-preprocess", PREPARING, recoverable_ns=None))
+    first_advice = first(make_context("cpu-preprocess", PREPARING, recoverable_ns=None))
     assert first_advice.gain.startswith("what it saves in this run is not known; published: ")
 
 
@@ -154,27 +157,29 @@ def test_it_is_addressed_to_the_culprit() -> None:
         ((culprit, two), 2, 16): "Raise",  # one on each node: it is the job's
     }
     for (culprits, nodes, ranks), begin in reported.items():
-        context = scene("cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks)
+        context = make_context(
+            "cpu-preprocess", PREPARING, culprits=culprits, nodes=nodes, ranks=ranks
+        )
         assert first(context).what == f"{begin} num_workers from 4 to 7"
 
 
 def test_what_is_for_a_node_names_no_rank() -> None:
-    late = numbers(thread__runnable_ratio=0.7)
+    late = make_evidence(thread__runnable_ratio=0.7)
     culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
-    context = scene("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
+    context = make_context("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
     assert named(context, "find-the-neighbour").what == (
         "On node-b: find what else uses the CPUs, and move it"
     )
-    alone = scene("cpu-contention", late, nodes=1, ranks=8)
+    alone = make_context("cpu-contention", late, nodes=1, ranks=8)
     assert named(alone, "find-the-neighbour").what == "Find what else uses the CPUs, and move it"
 
 
 def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set() -> None:
     """2 workers and 8 library threads on 4 CPUs: others are not to blame."""
-    late = numbers(thread__runnable_ratio=0.7)
+    late = make_evidence(thread__runnable_ratio=0.7)
     users = (("python", 100, 2.9), ("loader", 201, 0.8))
     setup = {"cpus": 4, "cpus_allowed": 4, "loader": LoaderSettings(2)}
-    context = scene(
+    context = make_context(
         "cpu-contention",
         late,
         job_cpus_wanted=9.26,
@@ -189,7 +194,7 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
     named_users = "CPUs kept busy by processes of the job: python (pid 100) 2.9, loader (pid 201)"
     assert named_users in advice.because
     # 3.9 of 4 CPUs are wanted: somebody else takes them
-    others = scene(
+    others = make_context(
         "cpu-contention",
         late,
         job_cpus_wanted=3.9,
@@ -202,9 +207,11 @@ def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set()
 
 
 def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
-    late = numbers(thread__runnable_ratio=0.7)
+    late = make_evidence(thread__runnable_ratio=0.7)
     busy = {"busy_side_processes": (("burner", 4711, 3.4),), "other_processes_cpu_ratio": 0.0}
-    advice = named(scene("cpu-contention", late, nodes=1, ranks=8, **busy), "find-the-neighbour")
+    advice = named(
+        make_context("cpu-contention", late, nodes=1, ranks=8, **busy), "find-the-neighbour"
+    )
     assert advice.what == (
         "Move burner (pid 4711) of the job: it keeps 3.4 CPUs busy and does not train"
     )
@@ -214,16 +221,16 @@ def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
 def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
     contended = {"other_causes": frozenset({"cpu-contention"}), "loader": None}
     withheld = "More workers are not advised: threads wait for the 16 CPUs already"
-    known = numbers(worker__on_cpu_ratio=0.9, loader__workers_count=4)
+    known = make_evidence(worker__on_cpu_ratio=0.9, loader__workers_count=4)
     rules = {"loader": None, "other_causes": contended["other_causes"]}
-    assert explain_withheld(scene("cpu-preprocess", known, **rules)) == (withheld,)
-    none = numbers(worker__on_cpu_ratio=0.9, loader__workers_count=0)
+    assert explain_withheld(make_context("cpu-preprocess", known, **rules)) == (withheld,)
+    none = make_evidence(worker__on_cpu_ratio=0.9, loader__workers_count=0)
     rules["loader"] = LoaderSettings(0)
-    assert explain_withheld(scene("cpu-preprocess", none, **rules)) == ()
+    assert explain_withheld(make_context("cpu-preprocess", none, **rules)) == ()
 
 
 def test_the_training_process_is_profiled_as_what_it_is() -> None:
-    context = scene("cpu-preprocess", PREPARING, resource="training process pid 7076")
+    context = make_context("cpu-preprocess", PREPARING, resource="training process pid 7076")
     change = named(context, "prepare-ahead").change
     assert (
         "--pid 7076" in change
@@ -232,39 +239,47 @@ def test_the_training_process_is_profiled_as_what_it_is() -> None:
 
 
 def test_no_worker_is_advised_for_work_of_the_training_thread_in_the_loader() -> None:
-    own = numbers(worker__on_cpu_ratio=0.8, loader__own_work_ratio=0.7, loader__workers_count=4)
-    advised = ids(scene("cpu-preprocess", own))
+    own = make_evidence(
+        worker__on_cpu_ratio=0.8, loader__own_work_ratio=0.7, loader__workers_count=4
+    )
+    advised = ids(make_context("cpu-preprocess", own))
     assert advised[0] == "cheaper-sampler"
     assert not {"more-workers", "prepare-on-gpu"} & set(advised)
-    assert "cheaper-sampler" not in ids(scene("cpu-preprocess", PREPARING))
+    assert "cheaper-sampler" not in ids(make_context("cpu-preprocess", PREPARING))
 
 
 def test_uneven_shares_of_workers_are_evened_before_anything_moves() -> None:
     def advise(balance: float) -> list[str]:
-        known = numbers(worker__on_cpu_ratio=0.8, worker__balance_ratio=balance)
-        return ids(scene("cpu-preprocess", known, has_device=True))
+        known = make_evidence(worker__on_cpu_ratio=0.8, worker__balance_ratio=balance)
+        return ids(make_context("cpu-preprocess", known, has_device=True))
 
     assert "even-shards" in advise(0.56) and "prepare-on-gpu" not in advise(0.56)
     assert "even-shards" not in advise(0.9)
 
 
 def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
-    brief = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20)
+    brief = make_context(
+        "launch-bound", make_evidence(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20
+    )
     assert first(brief).id == "record-longer"
     assert "too little was seen to judge the job" in first(brief).because
     # a single step is perhaps only the start of the job, unless it lasts
-    single = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=S, steps=1)
-    lasting = scene("launch-bound", numbers(thread__on_cpu_ratio=0.9), step_ns=2 * S, steps=1)
+    single = make_context(
+        "launch-bound", make_evidence(thread__on_cpu_ratio=0.9), step_ns=S, steps=1
+    )
+    lasting = make_context(
+        "launch-bound", make_evidence(thread__on_cpu_ratio=0.9), step_ns=2 * S, steps=1
+    )
     assert (first(single).id, first(lasting).id) == ("record-longer", "larger-batch")
 
 
 def test_a_family_is_looked_into_and_not_mended() -> None:
-    advice = select_advice(scene("storage", is_family=True, has_probe=False))
+    advice = select_advice(make_context("storage", is_family=True, has_probe=False))
     assert [advice_item.id for advice_item in advice] == ["record-with-probe", "verify-by-hand"]
     assert all(advice_item.diagnose for advice_item in advice)
     assert advice[0].change.startswith("clusterprof record --inject auto -- COMMAND")
     assert "only the family of the cause could be determined" in advice[0].because
-    missing = scene(
+    missing = make_context(
         "storage",
         is_family=True,
         missing_signals=("nfs.rtt_ns_total",),
@@ -276,19 +291,19 @@ def test_a_family_is_looked_into_and_not_mended() -> None:
 
 
 def test_a_cause_that_is_not_sure_is_not_mended() -> None:
-    unsure = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69)
+    unsure = make_context("cpu-preprocess", PREPARING, confidence_ratio=0.69)
     assert ids(unsure) == ["verify-by-hand"]
-    short = scene("cpu-preprocess", PREPARING, confidence_ratio=0.69, lost_ns=S)
+    short = make_context("cpu-preprocess", PREPARING, confidence_ratio=0.69, lost_ns=S)
     assert ids(short) == ["record-longer", "verify-by-hand"]
     assert first(short).change == (
         "record 1,600 steps or more (now 400), then clusterprof analyze RUN"
     )
-    assert ids(scene("cpu-preprocess", PREPARING, confidence_ratio=0.7))[0] == "more-workers"
+    assert ids(make_context("cpu-preprocess", PREPARING, confidence_ratio=0.7))[0] == "more-workers"
 
 
 def test_a_mount_is_named_with_its_options() -> None:
-    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
-    advice = select_advice(scene("storage-client-queue", queued, resource="/data"))
+    queued = make_evidence(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    advice = select_advice(make_context("storage-client-queue", queued, resource="/data"))
     assert [advice_item.id for advice_item in advice] == ["nconnect", "more-slots", "stage-local"]
     assert advice[0].what == "Mount /data with nconnect=8"
     assert advice[0].change == (
@@ -300,13 +315,13 @@ def test_a_mount_is_named_with_its_options() -> None:
 
 def test_a_hostile_name_stays_one_word_of_a_command() -> None:
     evil = Mount("/d; rm -rf ~", "nfs", "s:/e")
-    queued = numbers(nfs__queued_ratio=0.8)
-    context = scene("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
+    queued = make_evidence(nfs__queued_ratio=0.8)
+    context = make_context("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
     assert first(context).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
 
 
 def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
-    bound = numbers(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
+    bound = make_evidence(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
     where = "affinity: 8 workers on 1 of 16 CPUs"
     changes = {
         "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
@@ -314,7 +329,9 @@ def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
         "": "leave the rank 8 CPUs",
     }
     for launcher, change in changes.items():
-        context = scene("cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher)
+        context = make_context(
+            "cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher
+        )
         assert ids(context) == ["more-cpus"]
         assert first(context).what == "Give the rank 8 CPUs"
         assert first(context).change.startswith(change)
@@ -322,8 +339,10 @@ def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
 
 def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
     """Two ranks of 4 workers and a main thread each are 10."""
-    held = numbers(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
-    context = scene("cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes")
+    held = make_evidence(thread__held_back_ratio=0.6, cgroup__throttled_periods_total=90)
+    context = make_context(
+        "cpu-throttled", held, quota_cpus=4.0, ranks_on_node=2, launcher="kubernetes"
+    )
     assert ids(context) == ["raise-quota", "fit-the-quota"]
     assert first(context).change == "resources.limits.cpu: 10 (or no limit)"
     assert select_advice(context)[1].change.startswith(
@@ -333,27 +352,27 @@ def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
 
 def test_a_larger_batch_by_the_memory_that_is_free() -> None:
     """Half is used; 80 % may be: 1.6 times the batch."""
-    first_advice = first(scene("launch-bound", numbers(thread__on_cpu_ratio=0.9)))
+    first_advice = first(make_context("launch-bound", make_evidence(thread__on_cpu_ratio=0.9)))
     assert first_advice.id == "larger-batch" and first_advice.change.startswith(
         "batch_size up to 1.6x"
     )
 
 
 def test_one_rank_that_is_late_with_a_batch_that_others_launch_is_no_matter_of_its_size() -> None:
-    evidence = numbers(thread__on_cpu_ratio=0.9)
+    evidence = make_evidence(thread__on_cpu_ratio=0.9)
     late, next_one = (Culprit("node-a", n, f"GPU-{n}", own_ns=s * S) for n, s in ((3, 40), (4, 3)))
-    assert "larger-batch" not in ids(scene("launch-bound", evidence, ranks=2))
+    assert "larger-batch" not in ids(make_context("launch-bound", evidence, ranks=2))
     assert "larger-batch" not in ids(
-        scene("launch-bound", evidence, ranks=2, culprits=(late, next_one))
+        make_context("launch-bound", evidence, ranks=2, culprits=(late, next_one))
     )
     both = late, replace(next_one, own_ns=4 * S)  # a tenth: it launches late, too
-    assert "larger-batch" in ids(scene("launch-bound", evidence, ranks=2, culprits=both))
-    assert "larger-batch" in ids(scene("launch-bound", evidence))
+    assert "larger-batch" in ids(make_context("launch-bound", evidence, ranks=2, culprits=both))
+    assert "larger-batch" in ids(make_context("launch-bound", evidence))
 
 
 def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
-    saves = numbers(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
-    advice = named(scene("checkpoint", saves, share_ratio=0.23), "save-less-often")
+    saves = make_evidence(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
+    advice = named(make_context("checkpoint", saves, share_ratio=0.23), "save-less-often")
     assert advice.what == "Save 5 times less often"  # 0.23 to 0.05
     assert "saves of 2.00 s cost 5% when they come every 40.00 s" in advice.because
 
@@ -362,70 +381,72 @@ def test_the_interface_is_the_one_that_the_evidence_names() -> None:
     """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
     note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
     slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
-    first_advice = first(scene("net-path", slow))
+    first_advice = first(make_context("net-path", slow))
     assert first_advice.what == "Point the job at eth1"
     assert first_advice.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
     note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
     unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
-    assert first(scene("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
+    assert first(make_context("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
 
 
 def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
-    at_rate = numbers(network__expected_ratio=0.39, network__beyond_ratio=0.01)
-    assert ids(scene("net-transfer", at_rate)) == [
+    at_rate = make_evidence(network__expected_ratio=0.39, network__beyond_ratio=0.01)
+    assert ids(make_context("net-transfer", at_rate)) == [
         "overlap-communication",
         "accumulate-gradients",
         "send-less",
     ]
-    beyond = numbers(network__expected_ratio=0.1, network__beyond_ratio=0.3)
-    assert ids(scene("net-transfer", beyond)) == ["record-counters"]
+    beyond = make_evidence(network__expected_ratio=0.1, network__beyond_ratio=0.3)
+    assert ids(make_context("net-transfer", beyond)) == ["record-counters"]
 
 
 def test_a_hang_names_the_rank_to_look_at() -> None:
-    hang = numbers(hang__longest_ns=60 * S, hang__waiting_count=7)
-    context = scene("fail-hang", hang, outside_steps=True)
+    hang = make_evidence(hang__longest_ns=60 * S, hang__waiting_count=7)
+    context = make_context("fail-hang", hang, outside_steps=True)
     assert ids(context) == ["look-at-the-stack", "end-hangs-early"]
     assert first(context).what == "Look at what rank 3 is doing"
     assert first(context).change.startswith("on node-a: py-spy dump --pid PID of rank 3")
     assert first(context).verify.startswith(
         "record again, then clusterprof analyze RUN: fail-hang is below 40.0 % of the recorded"
     )
-    circle = scene("fail-hang", hang, outside_steps=True, culprits=())
+    circle = make_context("fail-hang", hang, outside_steps=True, culprits=())
     assert ids(circle) == ["same-order", "end-hangs-early"]
 
 
 def test_no_more_than_four() -> None:
-    everything = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5)
-    assert len(ids(scene("storage-remote", everything, resource="/data", nodes=2))) == 4
+    everything = make_evidence(nfs__read_bytes_total=GIB, nfs__retransmits_total=5)
+    assert len(ids(make_context("storage-remote", everything, resource="/data", nodes=2))) == 4
 
 
 def test_the_scene_knows_what_the_header_states() -> None:
-    context = scene("storage-remote", resource="/data")
+    context = make_context("storage-remote", resource="/data")
     assert context.file_system == "nfs" and context.mount == MACHINE.mounts[0]
     assert context.workers == LOADER.workers
 
 
 def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
     """An SSD with one request at a time has room for more readers; a disk that rotates has not."""
-    busy = numbers(disk__busy_ratio=0.97, disk__queue_count=1.1)
-    assert "more-readers" in ids(scene("storage-local", busy, resource="nvme0n1"))
-    assert "fewer-bytes" not in ids(scene("storage-local", busy, resource="nvme0n1"))
+    busy = make_evidence(disk__busy_ratio=0.97, disk__queue_count=1.1)
+    assert "more-readers" in ids(make_context("storage-local", busy, resource="nvme0n1"))
+    assert "fewer-bytes" not in ids(make_context("storage-local", busy, resource="nvme0n1"))
     for disk in ("sda", "unknown"):
-        assert "more-readers" not in ids(scene("storage-local", busy, resource=disk))
-    queued = numbers(disk__busy_ratio=0.97, disk__queue_count=4)
-    assert "more-readers" not in ids(scene("storage-local", queued, resource="nvme0n1"))
+        assert "more-readers" not in ids(make_context("storage-local", busy, resource=disk))
+    queued = make_evidence(disk__busy_ratio=0.97, disk__queue_count=4)
+    assert "more-readers" not in ids(make_context("storage-local", queued, resource="nvme0n1"))
 
 
 def test_what_asks_least_comes_first() -> None:
     """A disk with room: more workers are an option of the loader, packing is a new data set."""
-    slow = numbers(disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10)
-    advice = select_advice(scene("storage-local", slow, resource="nvme0n1"))
+    slow = make_evidence(
+        disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10
+    )
+    advice = select_advice(make_context("storage-local", slow, resource="nvme0n1"))
     assert [(advice_item.id, advice_item.effort) for advice_item in advice] == [
         ("more-readers", "setting"),
         ("read-further-ahead", "setting"),
         ("pack-records", "data"),
     ]
-    late = select_advice(scene("sync-imbalance", numbers(step__worked_ns=1e8)))
+    late = select_advice(make_context("sync-imbalance", make_evidence(step__worked_ns=1e8)))
     assert [(advice.id, advice.effort) for advice in late] == [
         ("compare-devices", "look"),
         ("balance-work", "code"),
@@ -435,35 +456,39 @@ def test_what_asks_least_comes_first() -> None:
 def test_twice_the_work_is_counted_before_devices_are_compared() -> None:
     """Devices of one kind differ by a half at most: 84 of 36 ms are more, 50 are not."""
     worked = PeerComparison("step.worked_ns", "ns", 84e6, 36e6, 1, "rank", "of work a step")
-    shown = numbers(step__worked_ns=84e6)
-    first, second, _ = select_advice(scene("sync-imbalance", shown, peer_comparison=worked))
+    shown = make_evidence(step__worked_ns=84e6)
+    first, second, _ = select_advice(make_context("sync-imbalance", shown, peer_comparison=worked))
     assert (first.id, second.id) == ("count-work", "compare-devices")
     assert "84.0 ms of work in a step against 36.0 ms" in first.because
     less = replace(worked, value=50e6)
-    assert ids(scene("sync-imbalance", shown, peer_comparison=less))[0] == "compare-devices"
+    assert ids(make_context("sync-imbalance", shown, peer_comparison=less))[0] == "compare-devices"
 
 
 def test_ranks_that_are_late_in_turn_get_equal_batches_and_no_check_of_a_device() -> None:
     turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
     culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
     for cause in ("sync-imbalance", "sync-slow-compute"):
-        (advice,) = select_advice(scene(cause, persistence=turns, culprits=culprits))
+        (advice,) = select_advice(make_context(cause, persistence=turns, culprits=culprits))
         assert advice.what == "Give all ranks batches of equal length or tokens in each step"
     # One of them caused nearly all: it is late more often, and may be slower.
     rare = (culprits[0], replace(culprits[1], others_ns=2 * S))
-    assert "compare-devices" in ids(scene("sync-imbalance", persistence=turns, culprits=rare))
+    assert "compare-devices" in ids(
+        make_context("sync-imbalance", persistence=turns, culprits=rare)
+    )
 
 
 def test_a_stage_that_the_others_wait_for_in_messages_gets_fewer_layers() -> None:
     worked = PeerComparison("step.worked_ns", "ns", 72e6, 30e6, 1, "rank", "of work a step")
-    context = scene("sync-imbalance", peer_comparison=worked, message_wait_ratio=0.9)
+    context = make_context("sync-imbalance", peer_comparison=worked, message_wait_ratio=0.9)
     (advice,) = select_advice(context)
     assert advice.id == "lighter-last-stage" and "72.0 ms of work in a step" in advice.change
 
 
 def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_device() -> None:
-    more = numbers(step__worked_ns=1e8, step__samples_count=32, step__samples_excess_ratio=1.0)
-    first, *others = select_advice(scene("sync-imbalance", more))
+    more = make_evidence(
+        step__worked_ns=1e8, step__samples_count=32, step__samples_excess_ratio=1.0
+    )
+    first, *others = select_advice(make_context("sync-imbalance", more))
     assert (first.id, first.what) == (
         "equal-batches",
         "Give rank 3 as many samples in a step as the other ranks",
@@ -473,34 +498,39 @@ def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_devi
 
 
 def test_processes_of_the_jobs_own_are_not_called_workers_of_a_loader() -> None:
-    own = scene("cpu-preprocess", PREPARING, loader=None, own_loss_ratio=0.2)
+    own = make_context("cpu-preprocess", PREPARING, loader=None, own_loss_ratio=0.2)
     what = "Raise the number of processes that make batches from 4 to 5"
     assert named(own, "more-workers").what == what
     assert "num_workers" not in named(own, "more-workers").change
 
 
 def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> None:
-    itself, loop = numbers(worker__on_cpu_ratio=0.8, loader__workers_count=0), "training process"
-    own = scene("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")
+    itself, loop = (
+        make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=0),
+        "training process",
+    )
+    own = make_context("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")
     assert ids(own)[0] == "load-in-workers"
     assert "num_workers=4" in named(own, "load-in-workers").change
     # A data loader without workers gets more of them; those of another loader are not counted.
-    assert "load-in-workers" not in ids(scene("cpu-preprocess", itself, resource=f"{loop} pid 7"))
-    other = scene("cpu-preprocess", itself, loader=None, resource="worker pid 7")
+    assert "load-in-workers" not in ids(
+        make_context("cpu-preprocess", itself, resource=f"{loop} pid 7")
+    )
+    other = make_context("cpu-preprocess", itself, loader=None, resource="worker pid 7")
     assert "load-in-workers" not in ids(other)
 
 
 def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
     """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
-    allowed = numbers(job__cpus_allowed_count=8)
-    assert ids(scene("cpu-preprocess", allowed, own_loss_ratio=0.6)) == [
+    allowed = make_evidence(job__cpus_allowed_count=8)
+    assert ids(make_context("cpu-preprocess", allowed, own_loss_ratio=0.6)) == [
         "more-cpus-for-workers",
         "more-workers",
         "prepare-on-gpu",
         "prepare-ahead",
     ]
     both = (*allowed, *PREPARING)
-    assert ids(scene("cpu-preprocess", both, own_loss_ratio=0.6))[:2] == [
+    assert ids(make_context("cpu-preprocess", both, own_loss_ratio=0.6))[:2] == [
         "more-workers",
         "more-cpus-for-workers",
     ]
@@ -508,8 +538,10 @@ def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> N
 
 def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
     """Five fit, four are shown: the first of the list, and then the cheapest first."""
-    many = numbers(nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7)
-    advice = select_advice(scene("storage-remote", many, resource="/data", nodes=2))
+    many = make_evidence(
+        nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7
+    )
+    advice = select_advice(make_context("storage-remote", many, resource="/data", nodes=2))
     assert [advice_item.id for advice_item in advice] == [
         "mend-the-path",
         "more-readers",
@@ -519,13 +551,13 @@ def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
 
 
 def test_commands_are_word_for_word_in_the_change() -> None:
-    queued = numbers(nfs__queued_ratio=0.8, nfs__backlog_count=12)
-    first_advice = first(scene("storage-client-queue", queued, resource="/data"))
+    queued = make_evidence(nfs__queued_ratio=0.8, nfs__backlog_count=12)
+    first_advice = first(make_context("storage-client-queue", queued, resource="/data"))
     assert first_advice.commands == (
         "umount /data; mount -t nfs -o nconnect=8,rsize=1048576 filer:/export/data /data",
     )
     assert first_advice.commands[0] in first_advice.change and "\x02" not in first_advice.change
     evil = "/d\x02x\x03"
     mount = Mount(evil, "nfs", "s:/e")
-    odd = first(scene("storage-client-queue", queued, resource=evil, mounts=(mount,)))
+    odd = first(make_context("storage-client-queue", queued, resource=evil, mounts=(mount,)))
     assert len(odd.commands) == 1 and odd.commands[0] in odd.change

@@ -14,7 +14,7 @@ from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
-from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, numbers, scene
+from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 from tests.support.advice_rules import RULES_OF
 
 Case = tuple[dict[str, float], dict[str, Any]]
@@ -43,6 +43,7 @@ UNUSED = Evidence(
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
+AWAITED = {"awaited__waiting_ratio": 0.9}
 OWN_WORK = {"worker__on_cpu_ratio": 0.8, "loader__own_work_ratio": 0.7}
 UNEVEN = {"worker__balance_ratio": 0.5}
 ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
@@ -67,7 +68,11 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "even-shards": ("cpu-preprocess", UNEVEN, {}),
     "more-workers": ("cpu-preprocess", {}, {}),
     "persistent-workers": ("cpu-loader-config", {"worker__starting_ratio": 0.1}, {}),
+    "prepare-ahead": ("cpu-preprocess", {}, {}),
     "prepare-on-gpu": ("cpu-preprocess", {}, {}),
+    "speed-up-awaited-work": ("cpu-preprocess", AWAITED, {"resource": "process python pid 7"}),
+    "do-not-wait-for-receivers": ("eval-host", AWAITED, {}),
+    "look-at-awaited-work": ("cpu", AWAITED, {}),
     "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_loss_ratio": 0.6}),
     "more-cpus": ("cpu-contention", {}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
     "fit-the-quota": ("cpu-throttled", {}, {"quota_cpus": 4.0}),
@@ -151,6 +156,8 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
 # By rule, or by remedy and rule: what makes it hold, and no other rule of the remedy.
 HOLDS: dict[str | tuple[str, str], Case] = {
     "own-work": (OWN_WORK, {}),
+    "awaited-work": (AWAITED, {}),
+    "no-awaited-work": ({"awaited__waiting_ratio": -1}, {}),
     "workers-uneven": (UNEVEN, {}),
     "workers-compute": ({"loader__own_work_ratio": 0.1}, {}),
     "workers-even": ({"worker__balance_ratio": 0.9}, {}),
@@ -276,7 +283,7 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
     settings = {**settings, **more[1]}
     cause = settings.pop("cause", cause)
     notes = NOTED.get(remedy.id, ()) if noted else ()
-    return scene(cause, (*numbers(**values), *notes), **settings)
+    return make_context(cause, (*make_evidence(**values), *notes), **settings)
 
 
 @pytest.mark.parametrize(
@@ -316,4 +323,4 @@ def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> N
 )
 def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
-    assert remedy.advise(scene(cause)) is not None
+    assert remedy.advise(make_context(cause)) is not None

@@ -63,14 +63,14 @@ def communicator(ranks: list[dict[str, Any]], *absent: dict[str, Any]) -> dict[s
 def test_a_rank_that_began_fewer_operations_is_named() -> None:
     reply = answer(communicator([member(0), member(1), member(2, AllReduce=811)]))
     assert describe_reply(reply) == [
-        "in communicator 0x5fab of 3 ranks rank 2 began 811 AllReduce, others 812"
+        "communicator 0x5fab of 3 ranks: rank 2 began 811 AllReduce, others 812"
     ]
 
 
 def test_missing_ranks_are_named_with_their_process() -> None:
     reply = answer(communicator([member(0), member(1)], missing(2, False), missing(3, True)))
     assert describe_reply(reply) == [
-        "in communicator 0x5fab of 4 ranks rank 2 (process 4711 on 10.0.0.3) does not answer;"
+        "communicator 0x5fab of 4 ranks: rank 2 (process 4711 on 10.0.0.3) does not answer;"
         " rank 3 (process 4711 on 10.0.0.3) is considered dead"
     ]
 

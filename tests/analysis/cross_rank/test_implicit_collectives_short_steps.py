@@ -11,8 +11,15 @@ import pytest
 
 from clusterprof.output.renderers.text import wording
 from clusterprof.probe import layout
-from tests.support.lean_recordings import POWER, SM, Step, cluster, recorded, without
 from tests.support.recordings import SECOND, Script
+from tests.support.reduced_recordings import (
+    POWER,
+    SM,
+    Step,
+    make_cluster,
+    record_and_analyze,
+    remove_signals,
+)
 
 N = 60
 SHORT = Step(compute=0.18, launch=0.02)
@@ -35,7 +42,7 @@ def issued(scripts: list[Script]) -> list[Script]:
 
 def bounds(scripts: list[Script], folder: Path) -> tuple[str, str]:
     """How the lost part of the time in steps relates to the truth, and the productive part."""
-    report = recorded(scripts, folder)
+    report = record_and_analyze(scripts, folder)
     assert wording.is_lower_bound(report) is any(
         blind.what == "waits in collectives" for blind in report.coverage_gaps
     )
@@ -46,39 +53,41 @@ def bounds(scripts: list[Script], folder: Path) -> tuple[str, str]:
 def test_busy_time_that_may_be_waiting_makes_the_loss_a_lower_bound(tmp_path: Path) -> None:
     # Collectives on the device: with SM activity waiting is seen, with nothing it is not known.
     def job() -> list[Script]:
-        return issued(cluster([SHORT] * N, [SHORT] * N, on_device=True))
+        return issued(make_cluster([SHORT] * N, [SHORT] * N, on_device=True))
 
-    assert bounds(without(job(), SM, POWER), tmp_path / "nothing") == ("at least", "at most")
-    report = recorded(without(job(), SM, POWER), tmp_path / "again")
+    assert bounds(remove_signals(job(), SM, POWER), tmp_path / "nothing") == ("at least", "at most")
+    report = record_and_analyze(remove_signals(job(), SM, POWER), tmp_path / "again")
     assert wording.describe_no_loss(report).startswith("Not known: the accelerators were busy")
     assert wording.describe_total_loss(report).startswith("At least 0.0 % of emulated")
     assert bounds(job(), tmp_path / "activity") == ("exact", "exact")
 
 
 def test_hosts_that_wait_in_their_collectives_leave_no_doubt(tmp_path: Path) -> None:
-    job = cluster([SHORT] * N, [SHORT] * N)
-    assert bounds(without(job, SM, POWER), tmp_path) == ("exact", "exact")
+    job = make_cluster([SHORT] * N, [SHORT] * N)
+    assert bounds(remove_signals(job, SM, POWER), tmp_path) == ("exact", "exact")
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans"])
 def test_small_kernels_of_all_ranks_are_work(tmp_path: Path, missing: str) -> None:
     # 0.18 s at 0.9, then 0.1 s of small kernels at 0.5: the same on all ranks
-    job = without(cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True), missing)
+    job = remove_signals(
+        make_cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True), missing
+    )
     for script in job:
         script.gauges = {SM: [(s, e, 0.5 if v < 0.1 else v) for s, e, v in script.gauges[SM]]}
-    report = recorded(without(job, "collectives"), tmp_path)
+    report = record_and_analyze(remove_signals(job, "collectives"), tmp_path)
     assert report.lost_ns == 0
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans", "waits"])
 def test_one_rank_without_shows_that_the_others_wait_for_it(tmp_path: Path, missing: str) -> None:
     # The others are at 0.5 for the 0.1 s at the end of each step, rank 1 never is.
-    job = cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True)
-    job = issued(job) if missing == "waits" else without(job, missing, "collectives")
+    job = make_cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True)
+    job = issued(job) if missing == "waits" else remove_signals(job, missing, "collectives")
     for number, script in enumerate(job):
         low = 0.9 if number == 1 else 0.5
         script.gauges = {SM: [(s, e, low if v < 0.1 else v) for s, e, v in script.gauges[SM]]}
-    report = recorded(job, tmp_path)
+    report = record_and_analyze(job, tmp_path)
     # (0.9 - 0.5) / (0.9 - 0.054) of 0.1 s in 60 steps is 2.84 s; samples of which no fifth is at
     # less activity are left out, unless the one before is not
     for rank in (0, 2):

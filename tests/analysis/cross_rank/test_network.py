@@ -19,14 +19,14 @@ from clusterprof.analysis.cross_rank.network import (
     format_gigabits,
     has_slow_path,
 )
-from tests.support.networks import GB, TOOK, all_reduces, hca, links, nic
+from tests.support.networks import GB, TOOK, make_all_reduces, make_hca, make_links, make_nic
 from tests.support.synthetic.jobs import MS
 
 MB = 1_000_000
 
 
 def flow_evidence(transfers: TransferTotals, *nodes: dict) -> dict[str, tuple[float, str]]:
-    known = {number: links(number, node) for number, node in enumerate(nodes)}
+    known = {number: make_links(number, node) for number, node in enumerate(nodes)}
     return {
         evidence_row.name: (evidence_row.value, evidence_row.note)
         for evidence_row in build_flow_evidence(transfers, known)
@@ -35,7 +35,9 @@ def flow_evidence(transfers: TransferTotals, *nodes: dict) -> dict[str, tuple[fl
 
 def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
     # 3.33 of 10 GB/s; the link of node 1 is the slower one: 80 Gb/s
-    result = flow_evidence(all_reduces(TOOK), nic(speed=20 * GB), nic("eth1", speed=10 * GB))
+    result = flow_evidence(
+        make_all_reduces(TOOK), make_nic(speed=20 * GB), make_nic("eth1", speed=10 * GB)
+    )
     assert result["network.moved_bytes"] == (
         4000 * MB,
         "sent by each rank in 40 operations of 95.4 MiB, over sockets of eth0, eth1",
@@ -48,7 +50,7 @@ def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
 def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> None:
     # a tenth took 20 ms; the class that ends above it is counted
     result = flow_evidence(
-        all_reduces([20 * MS] * 8 + [30 * MS] * 32), nic(speed=None), nic(speed=None)
+        make_all_reduces([20 * MS] * 8 + [30 * MS] * 32), make_nic(speed=None), make_nic(speed=None)
     )
     rate, note = result["network.bytes_per_second"]
     assert rate == pytest.approx(4000 * MB / (8 * 0.020 + 32 * 0.030))
@@ -61,28 +63,32 @@ def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> 
 
 def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None:
     over_rdma = flow_evidence(
-        all_reduces(TOOK), {**nic(sent=MB), **hca()}, {**nic(sent=MB), **hca()}
+        make_all_reduces(TOOK),
+        {**make_nic(sent=MB), **make_hca()},
+        {**make_nic(sent=MB), **make_hca()},
     )
     assert over_rdma["network.moved_bytes"][1].endswith(", over RDMA by mlx5_0/1")
     # 4 of the 10 GB that the job sent at least went over eth0: less than half
-    idle = flow_evidence(all_reduces(TOOK), nic(sent=4 * GB), nic(sent=4 * GB))
+    idle = flow_evidence(make_all_reduces(TOOK), make_nic(sent=4 * GB), make_nic(sent=4 * GB))
     assert idle["network.moved_bytes"][1] == "sent by each rank in 40 operations of 95.4 MiB"
 
 
 def test_within_a_node_no_link_is_asked() -> None:
-    result = flow_evidence(all_reduces(TOOK, nodes=(0, 0)), nic())
+    result = flow_evidence(make_all_reduces(TOOK, nodes=(0, 0)), make_nic())
     assert result["network.moved_bytes"][1].endswith(" within one node")
     assert "the fastest tenth" in result["network.bytes_per_second"][1]
-    known = {0: links(0, nic())}
-    assert build_flow_evidence(all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
+    known = {0: make_links(0, make_nic())}
+    assert (
+        build_flow_evidence(make_all_reduces(TOOK, nodes=(0, 0)), known, between_nodes=True) == ()
+    )
 
 
 def test_within_a_node_a_rate_far_below_that_of_sockets_is_marked() -> None:
     # 100 MB in a second: 0.0931 of a gibibyte; 40 operations in 20 steps
-    slow = all_reduces([1000 * MS] * 40, nodes=(0, 0))
+    slow = make_all_reduces([1000 * MS] * 40, nodes=(0, 0))
     by_key = {
         evidence_row.name: evidence_row
-        for evidence_row in build_flow_evidence(slow, {0: links(0, nic())}, steps=20)
+        for evidence_row in build_flow_evidence(slow, {0: make_links(0, make_nic())}, steps=20)
     }
     least = "of the 1.0 GiB/s that sockets within a node reach at least"
     assert by_key["network.bytes_per_second"].note == f"9.3 % {least}"
@@ -92,7 +98,9 @@ def test_within_a_node_a_rate_far_below_that_of_sockets_is_marked() -> None:
     assert by_key["network.operation_bytes"].value == 100 * MB
     assert by_key["network.operations_per_step_count"].value == 2
     assert has_slow_path(tuple(by_key.values()))
-    fast = build_flow_evidence(all_reduces(TOOK, nodes=(0, 0)), {0: links(0, nic())})  # 3.33 GB/s
+    fast = build_flow_evidence(
+        make_all_reduces(TOOK, nodes=(0, 0)), {0: make_links(0, make_nic())}
+    )  # 3.33 GB/s
     assert not has_slow_path(fast)
     assert [item.name for item in fast] == [
         "network.moved_bytes",
@@ -103,10 +111,10 @@ def test_within_a_node_a_rate_far_below_that_of_sockets_is_marked() -> None:
 
 
 def test_small_operations_are_not_judged_by_a_rate() -> None:
-    small = all_reduces([1000 * MS] * 40, nodes=(0, 0), size=MB)  # each sends 1 MB of 1 MiB
+    small = make_all_reduces([1000 * MS] * 40, nodes=(0, 0), size=MB)  # each sends 1 MB of 1 MiB
     by_key = {
         evidence_row.name: evidence_row.note
-        for evidence_row in build_flow_evidence(small, {0: links(0, nic())})
+        for evidence_row in build_flow_evidence(small, {0: make_links(0, make_nic())})
     }
     assert "network.path_ratio" not in by_key
     assert by_key["network.bytes_per_second"] == (
@@ -116,16 +124,18 @@ def test_small_operations_are_not_judged_by_a_rate() -> None:
 
 
 def test_sizes_that_are_not_known_are_not_made_up() -> None:
-    transfers = all_reduces(TOOK, size=-1)
-    (flow_evidence,) = build_flow_evidence(transfers, {0: links(0, nic()), 1: links(1, nic())})
+    transfers = make_all_reduces(TOOK, size=-1)
+    (flow_evidence,) = build_flow_evidence(
+        transfers, {0: make_links(0, make_nic()), 1: make_links(1, make_nic())}
+    )
     assert (flow_evidence.name, flow_evidence.value) == ("network.operations_count", 40)
     assert flow_evidence.note == "operations of each rank, of unknown size, over sockets of eth0"
 
 
 def test_how_fast_it_was_is_not_reported_of_what_overlaps_with_computation() -> None:
-    transfers = all_reduces(TOOK)
+    transfers = make_all_reduces(TOOK)
     transfers.cells = [replace(cell, overlapped=True) for cell in transfers.cells]
-    evidence = flow_evidence(transfers, nic(), nic())
+    evidence = flow_evidence(transfers, make_nic(), make_nic())
     assert list(evidence) == ["network.moved_bytes", "network.operation_bytes"]
 
 

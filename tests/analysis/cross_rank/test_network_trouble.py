@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lean_recordings import Step, cluster, recorded, without
 from tests.support.recordings import SECOND
+from tests.support.reduced_recordings import Step, make_cluster, record_and_analyze, remove_signals
 
 N = 30
 PLAIN = Step()
@@ -21,7 +21,7 @@ PLAIN = Step()
 def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
     tmp_path: Path, missing: str, round_trip_ms: float, least_ms: float, again: int, network: bool
 ) -> None:
-    job = without(cluster([PLAIN] * N, [PLAIN] * N), missing)
+    job = remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), missing)
     seconds = job[0].end
     for way in ("transmit", "receive"):
         job[0].network[f"network.{way}_bytes_total", "eth0"] = 20e6
@@ -29,7 +29,7 @@ def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
     job[0].network["tcp.segments_sent_total", ""] = 10_000 / seconds
     job[0].network["tcp.job_rtt_ns", "eth0"] = round_trip_ms * 1e6
     job[0].network["tcp.job_min_rtt_ns", "eth0"] = least_ms * 1e6
-    report = recorded(job, tmp_path)
+    report = record_and_analyze(job, tmp_path)
     # 0.1 s of the device's 0.4 s in each of 30 steps, before its last one where steps are unmarked
     by_key = {id_: ns / SECOND for id_, ns in report.ranks[1].buckets}
     assert (by_key.get("network", 0.0) > 2.0) is network
@@ -41,9 +41,9 @@ def test_sleep_that_all_ranks_share_in_every_step_is_the_network_while_data_are_
     tmp_path: Path, busy_s_per_s: float, network_s: float
 ) -> None:
     # 0.1 s in each of 30 steps, as far as the job's connections were busy in the 13 s.
-    job = without(cluster([PLAIN] * N, [PLAIN] * N), "collectives")
+    job = remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), "collectives")
     job[0].network["tcp.job_busy_ns_total", "eth0"] = busy_s_per_s * 1e9
-    report = recorded(job, tmp_path)
+    report = record_and_analyze(job, tmp_path)
     for rank in report.ranks:
         by_key = {id_: ns / SECOND for id_, ns in rank.buckets if ns}
         assert by_key.get("network", 0.0) == pytest.approx(network_s, abs=0.15)

@@ -19,35 +19,36 @@ from tests.support.synthetic.jobs import (
     Fault,
     Job,
     World,
-    pairs_and_planes,
-    pass_on,
+    make_pipeline_groups,
+    send_to_stage,
 )
 from tests.support.synthetic.matching import CollectiveSpans
 from tests.support.synthetic.run_slices import (
-    Runs,
+    TaskRunner,
     blame_job,
     list_all_results,
     list_exact_results,
     make_entries,
-    plan,
+    plan_job_slices,
     sample_all_cuts,
 )
-from tests.support.synthetic.scenarios import LAYOUTS, WORLD_TEAM, any_fault, work
+from tests.support.synthetic.scenarios import LAYOUTS, WORLD_TEAM, do_work, draw_fault
 
 HOUR = 3600 * 10**9
+JOBS = settings.default.max_examples // 3  # each is a third of a second
 
 
 def check_slices(
     entries: list, rows: int, ranks: int, seed: int = 0
-) -> tuple[list[JobSlices], Runs]:
+) -> tuple[list[JobSlices], TaskRunner]:
     """Check that a job blamed in slices gives the results of the job in one piece."""
-    jobs = plan(entries, rows)
+    jobs = plan_job_slices(entries, rows)
     whole = [JobSlices(job.entries, job.directory, ()) for job in jobs]
     expected, left_out = blame_job(whole, ranks)
     one_by_one, unmatched = blame_job(jobs, ranks)
     assert unmatched == left_out
     assert list_exact_results(one_by_one) == list_exact_results(expected)
-    runs = Runs(seed)
+    runs = TaskRunner(seed)
     shuffled, unmatched = blame_job(jobs, ranks, runs)
     assert unmatched == left_out
     assert list_all_results(shuffled) == list_all_results(one_by_one)
@@ -57,7 +58,7 @@ def check_slices(
 @pytest.mark.parametrize("layout", ["data parallel", "nodes and world"])
 @pytest.mark.parametrize("block_rows", [16, 50, 2048])
 def test_a_job_is_cut_and_every_nanosecond_stays(layout: str, block_rows: int) -> None:
-    job = any_fault(layout, 8, 5, 300, decoy=True)
+    job = draw_fault(layout, 8, 5, 300, decoy=True)
     with sample_all_cuts():
         entries = make_entries(job, block_rows)
     [run_slices], runs = check_slices(entries, 60, 8)
@@ -86,7 +87,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return world.job()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=JOBS)
 @given(
     jobs(),
     st.integers(3, 20),
@@ -102,11 +103,11 @@ def test_any_job_in_any_slices_in_any_order(
     check_slices(entries, rows, job.ranks, seed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 40), st.integers(10, 80), st.floats(0, 0.05))
 def test_damaged_recordings(seed: int, block_rows: int, rows: int, lost: float) -> None:
     random = np.random.default_rng(seed)
-    job = any_fault("nodes and world", 4, seed, 150)
+    job = draw_fault("nodes and world", 4, seed, 150)
 
     def drop(spans: CollectiveSpans) -> CollectiveSpans:
         return spans.take(np.flatnonzero(random.random(spans.rank.size) >= lost))
@@ -119,23 +120,23 @@ def test_damaged_recordings(seed: int, block_rows: int, rows: int, lost: float) 
 def make_pipeline(steps: int, seed: int, ranks: int = 8) -> Job:
     """Return a pipeline of four stages; all ranks meet after every step."""
     world = World(ranks, (Fault(2, 1),), seed)
-    grid, planes, teams = pairs_and_planes(ranks, 4)
+    grid, planes, teams = make_pipeline_groups(ranks, 4)
     for step in range(steps):
         for order in (range(4), range(3, -1, -1)):
             path = list(order)
             for _ in range(3):
                 for here, there in zip(path, [*path[1:], None]):
-                    work(world, 10 * MS, MS, grid[:, here])
+                    do_work(world, 10 * MS, MS, grid[:, here])
                     if here == 2 and step % 3:
                         world.strike(0, 3 * MS)
                     if there is not None:
-                        pass_on(world, grid, here, there, MS // 10)
+                        send_to_stage(world, grid, here, there, MS // 10)
         world.meet(planes, teams, 5 * MS)
         world.meet(np.arange(ranks)[None, :], np.array([WORLD_TEAM]), MS)
     return world.job()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=JOBS // 2)
 @given(st.integers(0, 2**32), st.integers(10, 40), st.integers(20, 60))
 def test_pipelines_with_a_barrier(seed: int, block_rows: int, rows: int) -> None:
     with sample_all_cuts():
@@ -151,11 +152,11 @@ def test_a_pipeline_without_a_barrier_stays_in_one_piece() -> None:
     assert not run_slices.spans and runs.rounds == [1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 20), st.integers(10, 60), st.floats(0, 0.3))
 def test_operations_that_overlap(seed: int, block_rows: int, rows: int, part: float) -> None:
     random = np.random.default_rng(seed)
-    job = any_fault("nodes and world", 4, seed, 150)
+    job = draw_fault("nodes and world", 4, seed, 150)
 
     def begin_early(spans: CollectiveSpans) -> CollectiveSpans:
         # Of each rank alone, or of an operation of all members: issued up to three steps before.
@@ -172,7 +173,7 @@ def test_operations_that_overlap(seed: int, block_rows: int, rows: int, part: fl
 
 def test_an_operation_that_spans_a_cut_is_found() -> None:
     # Rank 1 makes its half of the operation of its node of step 100 only after the meeting of all.
-    job = any_fault("nodes and world", 4, 3, 150)
+    job = draw_fault("nodes and world", 4, 3, 150)
 
     def delay(spans: CollectiveSpans) -> CollectiveSpans:
         moved = (spans.rank == 1) & (spans.group == 1) & (spans.sequence == 100)
@@ -187,7 +188,7 @@ def test_an_operation_that_spans_a_cut_is_found() -> None:
 
     with sample_all_cuts():
         entries = make_entries(job, 8, delay)
-    runs = Runs()
+    runs = TaskRunner()
     rounds = []
     for rows in (10, 11, 13):  # one of them cuts there
         _, runs = check_slices(entries, rows, 4)
@@ -196,11 +197,11 @@ def test_an_operation_that_spans_a_cut_is_found() -> None:
 
 
 def test_jobs_are_blamed_on_their_own() -> None:
-    first, second = (any_fault("data parallel", 4, seed, 150) for seed in (1, 2))
+    first, second = (draw_fault("data parallel", 4, seed, 150) for seed in (1, 2))
     with sample_all_cuts():
         entries = [*make_entries(first, 16), *make_entries(second, 16, job_number=1, first_rank=4)]
-    both, _ = blame_job(plan(entries, 40), 8, Runs(), [0] * 4 + [1] * 4)
-    alone, _ = blame_job(plan(entries[4:], 40), 8, map, [0] * 4 + [1] * 4)
+    both, _ = blame_job(plan_job_slices(entries, 40), 8, TaskRunner(), [0] * 4 + [1] * 4)
+    alone, _ = blame_job(plan_job_slices(entries[4:], 40), 8, map, [0] * 4 + [1] * 4)
     assert both.totals.victim_ns[4:].tolist() == alone.totals.victim_ns[4:].tolist()
     assert sorted(both.what_if.savings()) == [0, 1]
     assert np.array_equal(
@@ -210,14 +211,14 @@ def test_jobs_are_blamed_on_their_own() -> None:
 
 def test_a_task_names_the_blocks_that_it_reads() -> None:
     with sample_all_cuts():
-        entries = make_entries(any_fault("data parallel", 4, 1, 150), 16)
+        entries = make_entries(draw_fault("data parallel", 4, 1, 150), 16)
     tasks: list[SliceTask] = []
 
     def run(function: Any, items: Any) -> Any:
         tasks.extend(items)
         return map(function, items)
 
-    jobs = plan(entries, 16)
+    jobs = plan_job_slices(entries, 16)
     blame_job(jobs, 4, run)
     assert len(tasks) == len(jobs[0].spans) > 3
     stored = {block.location for e in entries for block in e.operations.blocks}
@@ -234,8 +235,8 @@ def test_a_task_names_the_blocks_that_it_reads() -> None:
 def test_how_many_rows_are_blamed_at_once_changes_nothing(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = make_entries(any_fault(layout, 8, 5, 60), 16)
-    jobs = plan(entries, 60)
+    entries = make_entries(draw_fault(layout, 8, 5, 60), 16)
+    jobs = plan_job_slices(entries, 60)
     whole = [JobSlices(job.entries, job.directory, ()) for job in jobs]
     monkeypatch.setattr(slices_module, "BLOCK_ROWS", 40)
     taken = []

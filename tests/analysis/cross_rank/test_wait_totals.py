@@ -15,7 +15,7 @@ from clusterprof.analysis.cross_rank.wait_totals import (
     sum_unblamed_waits,
 )
 from clusterprof.analysis.node.analyze import NodeResult
-from tests.support.waiting_jobs import measured, recorded
+from tests.support.waiting_jobs import make_scripts_with_devices, record_and_analyze
 
 
 def weak(result: RankResult) -> RankResult:
@@ -40,7 +40,7 @@ def test_one_rank_says_the_family_and_the_other_the_leaf(tmp_path: Path, monkeyp
 
     passes = [observe_nodes if p is align_cause_ids else p for p in pipeline.CROSS_RANK_PASSES]
     monkeypatch.setattr(pipeline, "CROSS_RANK_PASSES", tuple(passes))
-    recorded(measured((0.0, 0.3), (0.2, 0.3)), tmp_path)
+    record_and_analyze(make_scripts_with_devices((0.0, 0.3), (0.2, 0.3)), tmp_path)
     [nodes] = seen
     first, second = nodes
     nodes = (replace(first, ranks=tuple(weak(rank) for rank in first.ranks)), second)

@@ -12,23 +12,29 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.collectives.rows import HEAD_ROWS, read_block
 from clusterprof.probe import layout
-from tests.support.recordings import SECOND, write
-from tests.support.report_checks import metrics
-from tests.support.waiting_jobs import STEPS, TRANSFER_S, job, recorded, seconds_of
+from tests.support.recordings import SECOND, write_recording
+from tests.support.report_laws import analyze_metrics
+from tests.support.waiting_jobs import (
+    STEPS,
+    TRANSFER_S,
+    make_scripts,
+    record_and_analyze,
+    sum_rank_seconds,
+)
 
 
 def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: Path) -> None:
     # Rank 1 waits 0.2 s for data (half disk, half CPU) before its 0.3 s of work; rank 0 does not,
     # and so waits 0.2 s in the all-reduce; then both transfer for 0.1 s. The step takes 0.6 s.
     # In the first step it is what each lost since its steps began that is compared.
-    report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
+    report = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3)), tmp_path)
     assert [rank.in_step_ns for rank in report.ranks] == [36 * SECOND, 36 * SECOND]
-    assert seconds_of(report, 0) == {
+    assert sum_rank_seconds(report, 0) == {
         "net-transfer": 6.0,
         "storage-local": 6.0,
         "cpu-preprocess": 6.0,
     }
-    assert seconds_of(report, 1) == {
+    assert sum_rank_seconds(report, 1) == {
         "net-transfer": 6.0,
         "storage-local": 6.0,
         "cpu-preprocess": 6.0,
@@ -37,20 +43,20 @@ def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: P
     assert whose["storage-local"] == whose["cpu-preprocess"] == [1]
     assert whose["net-transfer"] == []
     assert report.unattributed_reasons == ()
-    assert metrics(report)["stall.storage_ratio"] == pytest.approx(12 / 72)
-    assert metrics(report)["stall.network_ratio"] == pytest.approx(12 / 72)
-    assert metrics(report)["stall.synchronization_ratio"] == 0.0
+    assert analyze_metrics(report)["stall.storage_ratio"] == pytest.approx(12 / 72)
+    assert analyze_metrics(report)["stall.network_ratio"] == pytest.approx(12 / 72)
+    assert analyze_metrics(report)["stall.synchronization_ratio"] == 0.0
 
 
 def test_a_rank_with_more_work_in_every_step_is_an_imbalance(tmp_path: Path) -> None:
     # 0.2 s of work more than the other, every time.
-    report = recorded(job((0.0, 0.3), (0.0, 0.5)), tmp_path)
-    seconds = seconds_of(report, 0)
+    report = record_and_analyze(make_scripts((0.0, 0.3), (0.0, 0.5)), tmp_path)
+    seconds = sum_rank_seconds(report, 0)
     assert seconds["net-transfer"] == 6.0
     blamed = seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0)
     assert blamed + seconds.get("unattributed", 0) == pytest.approx(12.0, abs=0.001)
     assert seconds["sync-imbalance"] > 10
-    assert seconds_of(report, 1) == {"net-transfer": 6.0}
+    assert sum_rank_seconds(report, 1) == {"net-transfer": 6.0}
     [imbalance] = [f for f in report.findings if f.cause.id == "sync-imbalance"]
     assert [culprit.rank for culprit in imbalance.culprits] == [1]
 
@@ -67,13 +73,13 @@ def test_a_rank_with_more_work_brings_more_to_all_to_all(
     tmp_path: Path, sizes: tuple[int, int], evidence: list[int]
 ) -> None:
     # Rank 1 works 0.2 s more in every step; its bytes are 1.5 times the mean of 2 MB, or fewer.
-    scripts = job((0.0, 0.3), (0.0, 0.5))
+    scripts = make_scripts((0.0, 0.3), (0.0, 0.5))
     for script, size in zip(scripts, sizes):
         script.main_spans = [
             (*span[:5], size, layout.ALL_TO_ALL) if span[0] == layout.COLLECTIVE else span
             for span in script.main_spans
         ]
-    report = recorded(scripts, tmp_path)
+    report = record_and_analyze(scripts, tmp_path)
     [imbalance] = [f for f in report.findings if f.cause.id == "sync-imbalance"]
     seen = {item.name: item for item in imbalance.evidence}
     assert [item.value for name, item in seen.items() if "all_to_all" in name] == evidence
@@ -82,9 +88,9 @@ def test_a_rank_with_more_work_brings_more_to_all_to_all(
 
 
 def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
-    report = recorded(job((0.2, 0.3), (0.2, 0.3)), tmp_path)
+    report = record_and_analyze(make_scripts((0.2, 0.3), (0.2, 0.3)), tmp_path)
     for rank in (0, 1):
-        assert seconds_of(report, rank) == {
+        assert sum_rank_seconds(report, rank) == {
             "net-transfer": 6.0,
             "storage-local": 6.0,
             "cpu-preprocess": 6.0,
@@ -94,27 +100,27 @@ def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
 
 
 def test_a_rank_alone_says_that_it_cannot_know(tmp_path: Path) -> None:
-    report = recorded(job((0.0, 0.3), (0.2, 0.3))[:1], tmp_path)
+    report = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3))[:1], tmp_path)
     # 0.3 s of every step inside the all-reduce; the other member was not recorded
-    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+    assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
 
 
 def test_ranks_of_different_jobs_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    first, second = job((0.0, 0.3), (0.2, 0.3))
+    first, second = make_scripts((0.0, 0.3), (0.2, 0.3))
     second.variables["TORCHELASTIC_RUN_ID"] = "another job"
-    report = recorded([first, second], tmp_path)
-    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+    report = record_and_analyze([first, second], tmp_path)
+    assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
 
 
 def test_a_life_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
-    first, second = job((0.0, 0.3), (0.2, 0.3))
+    first, second = make_scripts((0.0, 0.3), (0.2, 0.3))
     second.variables["TORCHELASTIC_RESTART_COUNT"] = "1"
-    report = recorded([first, second], tmp_path)
-    assert seconds_of(report, 0) == {"sync-unknown-peer": 18.0}
+    report = record_and_analyze([first, second], tmp_path)
+    assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
 
 
 def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
-    folder = write(job((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
+    folder = write_recording(make_scripts((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
     whole, cut = (
         analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
     )
@@ -135,7 +141,7 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
 
 def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> None:
     # The all-reduce of each step becomes two, of which the second begins as the first ends.
-    scripts = job((0.0, 0.3), (0.0, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.0, 0.3))
     for script in scripts:
         whole = [span for span in script.main_spans if span[0] == layout.COLLECTIVE]
         for kind, come, leave, group, number, *rest in whole:
@@ -145,8 +151,8 @@ def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> Non
                 (kind, come, middle, group, 2 * number, *rest),
                 (kind, middle, leave, group, 2 * number + 1, *rest),
             ]
-    report = recorded(scripts, tmp_path)
-    assert [seconds_of(report, rank) for rank in (0, 1)] == [{"net-transfer": 6.0}] * 2
+    report = record_and_analyze(scripts, tmp_path)
+    assert [sum_rank_seconds(report, rank) for rank in (0, 1)] == [{"net-transfer": 6.0}] * 2
     assert [
         blind for blind in report.coverage_gaps if blind.what == "operations between ranks"
     ] == []

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.probe import layout
-from tests.support.random_jobs import SLOW, books, law, scripts
-from tests.support.recordings import Script, training
-from tests.support.report_checks import metrics
-from tests.support.waiting_jobs import job, recorded, seconds_of
+from tests.support.random_jobs import SLOW, analyze_script, check_conservation, draw_scripts
+from tests.support.recordings import Script, make_training
+from tests.support.report_laws import analyze_metrics
+from tests.support.waiting_jobs import make_scripts, record_and_analyze, sum_rank_seconds
 
 ISSUE_S = 0.0001
 
@@ -49,16 +49,16 @@ def measure(script: Script, waits: list[tuple[float, float, int, int]]) -> None:
 def test_what_a_device_waits_for_is_charged_as_if_the_host_had_waited(tmp_path: Path) -> None:
     # Rank 1 waits 0.2 s for data before its 0.3 s of work; rank 0 therefore 0.2 s in the
     # all-reduce, both then transfer for 0.1 s: 60 steps of 0.6 s.
-    host = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path / "host")
-    device = recorded(issued(job((0.0, 0.3), (0.2, 0.3))), tmp_path / "device")
-    assert seconds_of(device, 0) == {
+    host = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3)), tmp_path / "host")
+    device = record_and_analyze(issued(make_scripts((0.0, 0.3), (0.2, 0.3))), tmp_path / "device")
+    assert sum_rank_seconds(device, 0) == {
         "net-transfer": 6.0,
         "storage-local": 6.0,
         "cpu-preprocess": 6.0,
     }
     for rank in (0, 1):
-        assert seconds_of(device, rank) == seconds_of(host, rank)
-    assert metrics(device)["stall.network_ratio"] == pytest.approx(12 / 72)
+        assert sum_rank_seconds(device, rank) == sum_rank_seconds(host, rank)
+    assert analyze_metrics(device)["stall.network_ratio"] == pytest.approx(12 / 72)
 
 
 def test_without_events_a_host_that_sleeps_behind_its_operation_has_no_cause(
@@ -66,21 +66,21 @@ def test_without_events_a_host_that_sleeps_behind_its_operation_has_no_cause(
 ) -> None:
     # 60 steps of 0.6 s. The span of an operation is 0.1 ms long, and the host sleeps on until all
     # have left it: rank 0 for 0.3 s, rank 1 for 0.1 s. What its device does meanwhile is unknown.
-    scripts = issued(job((0.0, 0.3), (0.2, 0.3)))
+    scripts = issued(make_scripts((0.0, 0.3), (0.2, 0.3)))
     for script in scripts:
         script.main_spans = [s for s in script.main_spans if s[0] != layout.EXPOSED_COLLECTIVE]
-    report = recorded(scripts, tmp_path)
+    report = record_and_analyze(scripts, tmp_path)
     transfer = round(60 * ISSUE_S, 3)
-    assert seconds_of(report, 0) == {"net-transfer": transfer, "unattributed": 18 - transfer}
-    second = seconds_of(report, 1)
+    assert sum_rank_seconds(report, 0) == {"net-transfer": transfer, "unattributed": 18 - transfer}
+    second = sum_rank_seconds(report, 1)
     assert second.pop("startup") + second.pop("unattributed") == pytest.approx(6 - transfer)
     assert second == {"net-transfer": transfer, "storage-local": 6.0, "cpu-preprocess": 6.0}
 
 
 @st.composite
 def with_operations(draw: st.DrawFn) -> Script:
-    """Any job of `scripts`, with operations that its device waited in, one after another."""
-    script = draw(scripts())
+    """Any job of `draw_scripts`, with operations that its device waited in, one after another."""
+    script = draw(draw_scripts())
     issues = draw(
         st.lists(st.integers(600, int(script.end * 1000) - 600), max_size=12, unique=True)
     )
@@ -97,10 +97,10 @@ def with_operations(draw: st.DrawFn) -> Script:
 @SLOW
 @given(with_operations(), st.sampled_from([400, 900, 2_000, 7_000]))
 def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -> None:
-    [whole] = books(script, 10**15)
-    [cut] = books(script, chunk_ms * 1_000_000)
-    law(whole)
-    law(cut)
+    [whole] = analyze_script(script, 10**15)
+    [cut] = analyze_script(script, chunk_ms * 1_000_000)
+    check_conservation(whole)
+    check_conservation(cut)
     assert cut.ledger.lost_ns == whole.ledger.lost_ns
     mine, theirs = dict(whole.ledger.buckets), dict(cut.ledger.buckets)
     for id_ in {*mine, *theirs}:
@@ -109,10 +109,10 @@ def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -
 
 def test_a_wait_that_outlasts_its_chunk_is_carried_on(tmp_path: Path) -> None:
     # Two steps of 4 s; the operation issued at 1.2 holds the device until 4.7: 3.5 s.
-    script = training([(0.0, 4.0), (0.0, 4.0)])
+    script = make_training([(0.0, 4.0), (0.0, 4.0)])
     script.busy = None
     script.main_spans.append((layout.COLLECTIVE, 1.2, 1.201, 7, 0, 1, layout.ALL_REDUCE))
     measure(script, [(1.2, 1.201, 0, 3_500_000_000)])
     for chunk_ns in (10**15, 400_000_000, 1_000_000_000):
-        [rank_result] = books(script, chunk_ns)
+        [rank_result] = analyze_script(script, chunk_ns)
         assert rank_result.ledger.lost_ns == 3_500_000_000

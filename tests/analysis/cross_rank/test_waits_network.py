@@ -15,8 +15,8 @@ from clusterprof.errors import UsageError
 from clusterprof.probe import layout
 from clusterprof.report.model import Finding, Report
 from tests.support.recordings import SECOND, Script
-from tests.support.report_checks import metrics
-from tests.support.waiting_jobs import STEPS, job, recorded, seconds_of
+from tests.support.report_laws import analyze_metrics
+from tests.support.waiting_jobs import STEPS, make_scripts, record_and_analyze, sum_rank_seconds
 
 MB = 1_000_000
 LOSSY = {("tcp.retransmits_total", ""): 10, ("tcp.segments_sent_total", ""): 1000}
@@ -37,11 +37,11 @@ def nic(speed: float, sent: float = 50 * MB, name: str = "eth0") -> dict[tuple[s
 
 def over(folder: Path, *networks: dict[tuple[str, str], float], size: int = 20 * MB) -> Report:
     """Two ranks that compute for 0.3 s and reduce so many bytes; one node each."""
-    scripts = job((0.0, 0.3), (0.0, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.0, 0.3))
     for script, network in zip(scripts, networks):
         script.network = network
         _resize(script, size)
-    return recorded(scripts, folder)
+    return record_and_analyze(scripts, folder)
 
 
 def _resize(script: Script, size: int) -> None:
@@ -60,7 +60,7 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     # 20 MB at 200 MB/s: all of the 0.1 s, and a quarter of the time in steps.
     report = over(tmp_path, nic(200 * MB), {**nic(200 * MB), **LOSSY})
     for rank in (0, 1):
-        assert seconds_of(report, rank) == {"net-transfer": 6.0}
+        assert sum_rank_seconds(report, rank) == {"net-transfer": 6.0}
     tested_finding = finding(report, "net-transfer")
     assert tested_finding.cause.title == "Exposed communication, at the rate of the links"
     assert tested_finding.cause.advice.startswith("No fault")
@@ -68,15 +68,15 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     by_key = {item.name: item.value for item in tested_finding.evidence}
     assert by_key["network.expected_ratio"] == pytest.approx(0.25)
     assert by_key["network.beyond_ratio"] == 0
-    assert metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.25)
-    assert metrics(report)["stall.net-link_ratio"] == 0.0
+    assert analyze_metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.25)
+    assert analyze_metrics(report)["stall.net-link_ratio"] == 0.0
 
 
 def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> None:
     # 20 MB at 500 MB/s: 0.04 s of 0.1; one segment of a hundred is sent again by node-1.
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     for rank in (0, 1):
-        assert seconds_of(report, rank) == {"net-link": 3.6, "net-transfer": 2.4}
+        assert sum_rank_seconds(report, rank) == {"net-link": 3.6, "net-transfer": 2.4}
     tested_finding = finding(report, "net-link")
     assert [(c.node, c.rank, c.resource) for c in tested_finding.culprits] == [
         ("node-1", None, "eth0")
@@ -87,11 +87,11 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     assert rate.note == "in transfer: 40.0 % of the 4 Gb/s of eth0"
     assert (item.name, item.value) == ("tcp.retransmit_ratio", 0.01)
     assert item.note == "of the segments were retransmitted: eth0 of node-1"
-    assert metrics(report)["stall.net-link_ratio"] == pytest.approx(0.15)
-    assert metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.10)
-    assert metrics(report)["stall.network_ratio"] == pytest.approx(0.25)
-    assert metrics(report)["stall.net-congestion_ratio"] is None
-    assert metrics(report)["stall.net-path_ratio"] == 0.0
+    assert analyze_metrics(report)["stall.net-link_ratio"] == pytest.approx(0.15)
+    assert analyze_metrics(report)["stall.net-transfer_ratio"] == pytest.approx(0.10)
+    assert analyze_metrics(report)["stall.network_ratio"] == pytest.approx(0.25)
+    assert analyze_metrics(report)["stall.net-congestion_ratio"] is None
+    assert analyze_metrics(report)["stall.net-path_ratio"] == 0.0
 
 
 def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_both_ends_that_lose_alike_are_not_named(tmp_path: Path) -> None:
 def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     # 20 MB at 1 GB/s are 0.02 s of 0.1
     report = over(tmp_path, nic(1000 * MB), nic(1000 * MB))
-    assert seconds_of(report, 0) == {"net-transfer": 6.0}
+    assert sum_rank_seconds(report, 0) == {"net-transfer": 6.0}
     tested_finding = finding(report, "net-transfer")
     assert tested_finding.cause.title == "Exposed communication takes longer than expected"
     by_key = {item.name: round(item.value, 6) for item in tested_finding.evidence}
@@ -177,7 +177,7 @@ def test_a_full_window_of_the_receiver_is_reported(tmp_path: Path) -> None:
         ("tcp.job_rwnd_limited_ns_total", "eth0"): 400 * MB,
     }
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY, **full})
-    assert seconds_of(report, 0) == {"net-transfer": 6.0}
+    assert sum_rank_seconds(report, 0) == {"net-transfer": 6.0}
     [item] = [e for e in finding(report, "net-transfer").evidence if "limited" in e.name]
     assert (item.name, item.value) == ("tcp.receiver_limited_ratio", 0.8)
     assert item.note.endswith("window small for the round trip): node-1")
@@ -187,7 +187,7 @@ def test_a_wrong_interface_is_named_with_the_right_one(tmp_path: Path) -> None:
     # 0.1 s at 200 MB/s; 0.01 s over eth1, which is idle on both nodes.
     both = {**nic(200 * MB), **nic(2000 * MB, 0, "eth1")}
     report = over(tmp_path, both, both)
-    assert seconds_of(report, 0) == {"net-path": 5.4, "net-transfer": 0.6}
+    assert sum_rank_seconds(report, 0) == {"net-path": 5.4, "net-transfer": 0.6}
     tested_finding = finding(report, "net-path")
     assert tested_finding.culprits == ()  # both nodes alike
     assert "eth1 was idle and is faster" in tested_finding.evidence[0].note
@@ -195,12 +195,12 @@ def test_a_wrong_interface_is_named_with_the_right_one(tmp_path: Path) -> None:
 
 def test_no_rank_is_ever_blamed_for_transfers(tmp_path: Path) -> None:
     # Rank 1 waits 0.2 s for data in every step; that is its own, the 0.06 s beyond are of no rank.
-    scripts = job((0.0, 0.3), (0.2, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.network = {**nic(500 * MB), **LOSSY}
         _resize(script, 20 * MB)
-    report = recorded(scripts, tmp_path)
-    assert seconds_of(report, 0) == {
+    report = record_and_analyze(scripts, tmp_path)
+    assert sum_rank_seconds(report, 0) == {
         "storage-local": 6.0,
         "cpu-preprocess": 6.0,
         "net-link": 3.6,
@@ -214,7 +214,7 @@ def test_no_rank_is_ever_blamed_for_transfers(tmp_path: Path) -> None:
 def test_a_profile_moves_the_limits(tmp_path: Path) -> None:
     over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     report = analyze(tmp_path, limits={"net-link": {"retransmits_at_least_ratio": 0.02}})
-    assert seconds_of(report, 0) == {"net-transfer": 6.0}
+    assert sum_rank_seconds(report, 0) == {"net-transfer": 6.0}
     with pytest.raises(UsageError, match="net-link: there is no limit"):
         analyze(tmp_path, limits={"net-link": {"retransmits_ratio": 0.02}})
     assert STEPS * 0.1 * SECOND == 6 * SECOND

@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.probe import layout
 from tests.support.recordings import Script
-from tests.support.waiting_jobs import GROUP, STEPS, recorded, seconds_of
+from tests.support.waiting_jobs import GROUP, STEPS, record_and_analyze, sum_rank_seconds
 
 SEND, RECV = layout.SEND, layout.RECV
 SENDING_S = 0.001
@@ -57,9 +57,9 @@ def stages(more: float) -> list[Script]:
 
 
 def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
-    report = recorded(stages(0.0), tmp_path)
+    report = record_and_analyze(stages(0.0), tmp_path)
     for rank in (0, 1):
-        seconds = seconds_of(report, rank)
+        seconds = sum_rank_seconds(report, rank)
         # 0.4 s of each of 60 steps; of the first ones nobody knows yet what is usual
         assert seconds["sync-bubble"] == pytest.approx(0.4 * STEPS, abs=1.0)
         assert seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0) < 0.5
@@ -70,8 +70,8 @@ def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
 
 def test_a_stage_with_more_work_is_blamed_for_that_and_no_more(tmp_path: Path) -> None:
     # 0.1 s more in every step: 6 s for which the first stage waits, beside 0.4 s of schedule.
-    report = recorded(stages(0.1), tmp_path)
-    seconds = seconds_of(report, 0)
+    report = record_and_analyze(stages(0.1), tmp_path)
+    seconds = sum_rank_seconds(report, 0)
     assert seconds.get("sync-imbalance", 0) + seconds.get("sync-slow-compute", 0) == pytest.approx(
         0.1 * STEPS, abs=0.6
     )

@@ -23,9 +23,16 @@ from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS
 from clusterprof.probe import layout
-from tests.support.builders import activity, ns, process, rank, spans, thread
-from tests.support.rank_results import STORAGE, books
-from tests.support.recordings import training, write
+from tests.support.builders import (
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+from tests.support.rank_results import STORAGE, make_rank_result
+from tests.support.recordings import make_training, write_recording
 
 DEVICE, HOST = SOURCE_DEVICE_SAMPLES, SOURCE_HOST_SPANS
 Claimed = dict[tuple[str, str, int], float]
@@ -33,20 +40,20 @@ Claimed = dict[tuple[str, str, int], float]
 
 def measure_threads(doing: str) -> dict[str, int]:
     """Totals of a rank in operations for [2, 4) and [6, 8) of 10 s, and a thread of gloo."""
-    main = process(
+    main = make_process(
         100,
-        spans={layout.COLLECTIVE: spans((2, 4, 7), (6, 8, 7, 1))},
-        thread=thread(activity("I10"), 10),
+        spans={layout.COLLECTIVE: make_spans((2, 4, 7), (6, 8, 7, 1))},
+        thread=make_thread(parse_activity("I10"), 10),
     )
-    mover = replace(thread(activity(doing), 10), name=COMM_THREAD_NAMES[0])
-    timeline = rank(10, replace(main, threads={**main.threads, 101: mover}), device="")
+    mover = replace(make_thread(parse_activity(doing), 10), name=COMM_THREAD_NAMES[0])
+    timeline = make_rank(10, replace(main, threads={**main.threads, 101: mover}), device="")
     return sum_comm_thread_time(timeline, Segment(0, ns(10), False))
 
 
 def waited(doing: str, claimed: Claimed, victim_s: dict[str, float]) -> RankResult:
     """A rank with claims; `victim_s`: the part of them in which it waited in operations."""
     lost_ns = sum(map(ns, claimed.values()))
-    plain = books(lost=lost_ns, **measure_threads(doing))
+    plain = make_rank_result(lost=lost_ns, **measure_threads(doing))
     units = {key: ns(seconds) * SHARE_SCALE for key, seconds in claimed.items()}
     accumulator = replace(plain.accumulator, claimed=units)
     victim_ns = {cause: ns(seconds) for cause, seconds in victim_s.items()}
@@ -54,7 +61,9 @@ def waited(doing: str, claimed: Claimed, victim_s: dict[str, float]) -> RankResu
 
 
 def blame(result: RankResult, folder: Path) -> RankResult:
-    node = analyze_node(write(training([(0.1, 0.1)]), folder / "node"), build_limits({}))
+    node = analyze_node(
+        write_recording(make_training([(0.1, 0.1)]), folder / "node"), build_limits({})
+    )
     state = blame_starved_transfers(JobState((replace(node, ranks=(result,)),)))
     (changed,) = state.nodes[0].ranks
     return changed

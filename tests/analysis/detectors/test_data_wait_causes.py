@@ -18,20 +18,20 @@ from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, LOADER_START
 from clusterprof.report.model import Evidence
 from tests.support.builders import (
     SECOND,
-    activity,
-    counter,
-    fetches,
-    ints,
-    lost,
-    process,
-    rank,
-    spans,
-    thread,
+    make_counter,
+    make_fetches,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+    to_ns_array,
 )
-from tests.support.data_waits import feeding
+from tests.support.data_waits import make_breakdown
 
 # Two waits of 1 s with all of it lost, and a piece of computing that no wait detector may touch.
-PIECES = lost(
+PIECES = make_lost_segments(
     (0, 1, 1.0, PHASE_DATA_WAIT),
     (2, 3, 1.0, PHASE_DATA_WAIT),
     (4, 5, 1.0, PHASE_COLLECTIVE),
@@ -41,7 +41,10 @@ PIECES = lost(
 
 def claim(detector, rows, series=None, pieces=PIECES, workers=()) -> Claims:
     result = detector.claim(
-        rank(6, process(100), workers, series=series), pieces, feeding(*rows), detector.Limits()
+        make_rank(6, make_process(100), workers, series=series),
+        pieces,
+        make_breakdown(*rows),
+        detector.Limits(),
     )
     assert result is not None
     return result
@@ -59,10 +62,10 @@ def test_storage_local_claims_blocked_and_reading_time_and_names_the_disk() -> N
     ]
     t = [0, 1, 2, 3, 6]
     series = {
-        ("disk.read_bytes_total", "vda"): counter(t, [0, 10, 10, 10, 10]),
-        ("disk.read_bytes_total", "vdb"): counter(t, [0, 3000, 9000, 9500, 9500]),
-        ("disk.reads_total", "vdb"): counter(t, [0, 30, 90, 95, 95]),
-        ("disk.read_ns_total", "vdb"): counter(t, [0, 6e8, 9e8, 10e8, 10e8]),
+        ("disk.read_bytes_total", "vda"): make_counter(t, [0, 10, 10, 10, 10]),
+        ("disk.read_bytes_total", "vdb"): make_counter(t, [0, 3000, 9000, 9500, 9500]),
+        ("disk.reads_total", "vdb"): make_counter(t, [0, 30, 90, 95, 95]),
+        ("disk.read_ns_total", "vdb"): make_counter(t, [0, 6e8, 9e8, 10e8, 10e8]),
     }
     got = claim(StorageLocal(), rows, series)
     np.testing.assert_allclose(got.share, [0.7, 0.2, 0.0])
@@ -95,9 +98,9 @@ def test_what_is_below_the_limit_is_noise() -> None:
 
 def test_storage_remote_claims_the_network_file_system_and_names_the_mount() -> None:
     series = {
-        ("nfs.read_bytes_total", "/data"): counter([0, 6], [0, 6 << 20]),
-        ("nfs.operations_total", "/data:READ"): counter([0, 6], [0, 600]),
-        ("nfs.execute_ns_total", "/data:READ"): counter([0, 6], [0, 600 * 4e6]),
+        ("nfs.read_bytes_total", "/data"): make_counter([0, 6], [0, 6 << 20]),
+        ("nfs.operations_total", "/data:READ"): make_counter([0, 6], [0, 600]),
+        ("nfs.execute_ns_total", "/data:READ"): make_counter([0, 6], [0, 600 * 4e6]),
     }
     got = claim(StorageRemote(), [{"remote_io": 0.8}, {"block_io": 1.0}, {}], series)
     np.testing.assert_allclose(got.share, [0.8, 0, 0])
@@ -108,7 +111,7 @@ def test_storage_remote_claims_the_network_file_system_and_names_the_mount() -> 
 
 
 def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
-    workers = [process(201, parent=100), process(202, parent=100)]
+    workers = [make_process(201, parent=100), make_process(202, parent=100)]
     got = claim(
         CpuPreprocess(), [{"user_cpu": 0.9}, {"user_cpu": 0.5}, {"user_cpu": 1}], workers=workers
     )
@@ -124,34 +127,36 @@ def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
 
 def test_loader_config_takes_idle_workers_but_not_those_of_the_first_step() -> None:
     rows = [{"no_worker": 0.5, "delivery": 0.1, "no_work": 0.2}]
-    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=0)
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), step=0)
     np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=pieces).share, [0.2])
-    later = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=7)
+    later = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), step=7)
     np.testing.assert_allclose(claim(CpuLoaderConfig(), rows, pieces=later).share, [0.7])
 
 
 def test_a_batch_held_up_by_a_busy_interpreter_is_cpu_time_of_the_worker() -> None:
     # the batch was ready at 0.6; from then to 1.0 its worker computed 0.3 s and had no CPU 0.1 s
-    worker = process(201, parent=100, thread=thread(activity("U0.6 U0.3 R0.1"), 1))
-    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
+    worker = make_process(201, parent=100, thread=make_thread(parse_activity("U0.6 U0.3 R0.1"), 1))
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
     rows = [{"user_cpu": 0.6, "delivery": 0.4}]
     got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[worker])
     np.testing.assert_allclose(got.share, [0.9])
     got = claim(CpuContention(), rows, pieces=pieces, workers=[worker])
     np.testing.assert_allclose(got.share, [0.1])
     # a worker that rests meanwhile holds nothing up
-    idle = process(201, parent=100, thread=thread(activity("U0.6 I0.4"), 1))
+    idle = make_process(201, parent=100, thread=make_thread(parse_activity("U0.6 I0.4"), 1))
     got = claim(CpuPreprocess(), rows, pieces=pieces, workers=[idle])
     np.testing.assert_allclose(got.share, [0.6])
 
 
 def test_memory_is_graded_by_pressure() -> None:
-    series = {("pressure.memory_some_ns_total", ""): counter([0, 1, 6], [0, 0.25 * SECOND, SECOND])}
+    series = {
+        ("pressure.memory_some_ns_total", ""): make_counter([0, 1, 6], [0, 0.25 * SECOND, SECOND])
+    }
     got = claim(CpuMemory(), [{"memory": 0.5}, {}, {}], series)
     assert got.grade == "A"
     # 0.25 s of pressure in the claimed second
     assert values(got) == {"worker.memory_ratio": 0.5, "pressure.memory_some_ratio": 0.25}
-    calm = {("pressure.memory_some_ns_total", ""): counter([0, 6], [5, 5])}
+    calm = {("pressure.memory_some_ns_total", ""): make_counter([0, 6], [5, 5])}
     assert claim(CpuMemory(), [{"memory": 0.5}, {}, {}], calm).grade == "B"
 
 
@@ -159,25 +164,27 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
     # Two workers, one batch ahead each. Waits [0, 0.1) and [3, 4); the second is for a batch that
     # one worker computed from 2 to 4. In these 4 s both made 0.1 + 2 + 0.1 + 0.1 = 2.3 s of work,
     # 1.15 s each, and 4 - 1.1 s were there to hide it in.
-    pieces = lost((0, 0.1, 0.1, PHASE_DATA_WAIT), (3.5, 4, 0.5, PHASE_DATA_WAIT), step=3)
+    pieces = make_lost_segments(
+        (0, 0.1, 0.1, PHASE_DATA_WAIT), (3.5, 4, 0.5, PHASE_DATA_WAIT), step=3
+    )
     rows = [{"user_cpu": 1.0}, {"user_cpu": 0.8, "block_io": 0.2}]
 
     def shares(prefetch: int) -> list[list[float]]:
         def worker(pid: int, *fetched: tuple[float, float, int]):
-            made = activity(" ".join("U1" for _ in range(5)))
-            return process(pid, 100, {FETCH: fetches(made, *fetched)})
+            made = parse_activity(" ".join("U1" for _ in range(5)))
+            return make_process(pid, 100, {FETCH: make_fetches(made, *fetched)})
 
-        main = process(
+        main = make_process(
             100,
             spans={
-                DATA_WAIT: spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
-                LOADER_START: spans((0, 0, 2, 0, prefetch, 0)),
+                DATA_WAIT: make_spans((0, 0.1, 0, 201, 2), (3, 4, 2, 201, 2)),
+                LOADER_START: make_spans((0, 0, 2, 0, prefetch, 0)),
             },
         )
         both = [worker(201, (0, 0.1, 0), (2, 4, 0)), worker(202, (0, 0.1, 0), (1, 1.1, 0))]
-        timeline = rank(6, main, both)
+        timeline = make_rank(6, main, both)
         result = [
-            d.claim(timeline, pieces, feeding(*rows), d.Limits())
+            d.claim(timeline, pieces, make_breakdown(*rows), d.Limits())
             for d in (CpuPreprocess(), CpuLoaderConfig())
         ]
         return [claims.share.tolist() for claims in result]
@@ -188,15 +195,19 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
 
 
 def test_what_the_training_thread_computes_itself_no_worker_can_make_ahead() -> None:
-    main = process(
-        100, spans={DATA_WAIT: spans((0, 1, 0, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
+    main = make_process(
+        100,
+        spans={
+            DATA_WAIT: make_spans((0, 1, 0, 201, 2)),
+            LOADER_START: make_spans((0, 0, 2, 0, 1, 0)),
+        },
     )
-    made = {FETCH: fetches(activity("U0.1"), (0, 0.1, 0))}
-    timeline = rank(6, main, [process(201, 100, made), process(202, 100)])
-    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
+    made = {FETCH: make_fetches(parse_activity("U0.1"), (0, 0.1, 0))}
+    timeline = make_rank(6, main, [make_process(201, 100, made), make_process(202, 100)])
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), step=3)
 
     def claim_own(worker: int) -> list[Claims]:
-        rows = feeding({"user_cpu": 0.8}, worker=worker)
+        rows = make_breakdown({"user_cpu": 0.8}, worker=worker)
         return [
             d.claim(timeline, pieces, rows, d.Limits())
             for d in (CpuPreprocess(), CpuLoaderConfig())
@@ -216,9 +227,9 @@ def test_shares_of_workers_are_compared_by_their_cpu_time() -> None:
         """Workers that compute this long in each of 20 fetches of a second."""
         workers = []
         for pid, length in enumerate(busy, 201):
-            doing = activity(" ".join(f"U{length} S{1 - length}" for _ in range(20)))
-            made = fetches(doing, *((at, at + 1, 0) for at in range(20)))
-            workers.append(process(pid, 100, {FETCH: made}))
+            doing = parse_activity(" ".join(f"U{length} S{1 - length}" for _ in range(20)))
+            made = make_fetches(doing, *((at, at + 1, 0) for at in range(20)))
+            workers.append(make_process(pid, 100, {FETCH: made}))
         got = claim(CpuPreprocess(), [{"user_cpu": 0.5}, {}, {}], workers=workers)
         return values(got).get("worker.balance_ratio")
 
@@ -230,7 +241,7 @@ def test_shares_of_workers_are_compared_by_their_cpu_time() -> None:
 def test_garbage_that_a_worker_collects_is_its_part_of_the_wait() -> None:
     # Of the first wait the worker computes for 0.6 s and has no CPU for 0.3 s; it collects for
     # 0.3 s, of which 0.2 s are on a CPU.
-    worker = process(201, 100, {GC: spans((0.1, 0.3, 2), (0.8, 0.9, 2), (4, 5, 2))})
+    worker = make_process(201, 100, {GC: make_spans((0.1, 0.3, 2), (0.8, 0.9, 2), (4, 5, 2))})
     rows = [{"user_cpu": 0.6, "runnable": 0.3}, {"user_cpu": 0.5}, {}]
     got = claim(CpuGc(), rows, workers=[worker])
     np.testing.assert_allclose(got.share, [0.2, 0.0, 0.0])
@@ -242,9 +253,13 @@ def test_garbage_that_a_worker_collects_is_its_part_of_the_wait() -> None:
 
 def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:
     # A wait of 3 s, all of which one of two workers computed: made by both it takes 1.5 s.
-    main = process(
-        100, spans={DATA_WAIT: spans((1, 4, 1, 201, 2)), LOADER_START: spans((0, 0, 2, 0, 1, 0))}
+    main = make_process(
+        100,
+        spans={
+            DATA_WAIT: make_spans((1, 4, 1, 201, 2)),
+            LOADER_START: make_spans((0, 0, 2, 0, 1, 0)),
+        },
     )
-    made = fetches(activity("U4"), (1, 4, 0))
-    timeline = rank(6, main, [process(201, 100, {FETCH: made}), process(202, 100)])
-    assert estimate_prefetch_savings(timeline, ints([4, 5])).tolist() == [0.5, 0.0]
+    made = make_fetches(parse_activity("U4"), (1, 4, 0))
+    timeline = make_rank(6, main, [make_process(201, 100, {FETCH: made}), make_process(202, 100)])
+    assert estimate_prefetch_savings(timeline, to_ns_array([4, 5])).tolist() == [0.5, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterprof.report.model import Finding, Report
-from tests.support.lean_recordings import Step, cluster, recorded, without
+from tests.support.reduced_recordings import Step, make_cluster, record_and_analyze, remove_signals
 
 SLOW, FAST = [Step(decode=0.5)] * 20, [Step(decode=0.05)] * 20
 
@@ -16,7 +16,7 @@ def finding(report: Report, cause: str) -> Finding:
 
 def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> None:
     """Rank 1 decodes; rank 0 waits for it in the collective and needs no advice."""
-    report = recorded(cluster(FAST, SLOW), tmp_path)
+    report = record_and_analyze(make_cluster(FAST, SLOW), tmp_path)
     tested_finding = finding(report, "cpu-preprocess")
     late = tested_finding.culprits[0]
     assert late.rank == 1
@@ -42,7 +42,7 @@ def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> Non
 
 
 def test_without_the_probe_it_says_what_to_record(tmp_path: Path) -> None:
-    report = recorded(without(cluster(SLOW, SLOW), "spans"), tmp_path)
+    report = record_and_analyze(remove_signals(make_cluster(SLOW, SLOW), "spans"), tmp_path)
     (stated,) = (item for item in report.findings if not item.outside_steps)
     assert stated.cause.id == stated.cause.family  # a family: nothing is mended because of it
     assert [advice_item.id for advice_item in stated.advice] == [

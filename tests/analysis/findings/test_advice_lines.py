@@ -10,7 +10,14 @@ from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import RunFingerprint
-from tests.support.kineto_traces import call, document, event, on_device, step, written
+from tests.support.kineto_traces import (
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 
 MS = 1_000
 
@@ -24,21 +31,21 @@ def trace(folder: Path) -> Path:
     for number in range(4):
         at, link = number * 100 * MS, 10 * number
         events += [
-            step(number + 1, at, 100 * MS),
-            call("cudaLaunchKernel", at, 10, link + 1),
-            on_device("gemm", at, 10 * MS, link + 1),
-            event("python_function", "train.py(30): main", at, 100 * MS),
-            event("python_function", "train.py(12): log_metrics", at + 10 * MS, 70 * MS),
-            event(
+            make_step(number + 1, at, 100 * MS),
+            make_runtime_call("cudaLaunchKernel", at, 10, link + 1),
+            make_device_event("gemm", at, 10 * MS, link + 1),
+            make_event("python_function", "train.py(30): main", at, 100 * MS),
+            make_event("python_function", "train.py(12): log_metrics", at + 10 * MS, 70 * MS),
+            make_event(
                 "python_function",
                 "<built-in method item of Tensor object at 0x7f00>",
                 at + 20 * MS,
                 42 * MS,
             ),
-            call("cudaLaunchKernel", at + 80 * MS - 10, 10, link + 2),
-            on_device("gemm", at + 80 * MS, 20 * MS, link + 2),
+            make_runtime_call("cudaLaunchKernel", at + 80 * MS - 10, 10, link + 2),
+            make_device_event("gemm", at + 80 * MS, 20 * MS, link + 2),
         ]
-    return written(folder, document(events, distributedInfo={"rank": 0, "world_size": 1}))
+    return write_trace(folder, make_trace(events, distributedInfo={"rank": 0, "world_size": 1}))
 
 
 def test_the_line_of_a_trace_is_named_first(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings import code as code_module
 from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.timeline.stacks import StackInterner, StackTable
+from clusterprof.output.renderers.text.code import describe_line
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import Finding
-from tests.support.rank_results import S, books
+from tests.support.rank_results import S, make_rank_result
 
 PREPROCESS = "cpu-preprocess"
 MAIN = Place("/job/train.py", 1, "main")
@@ -59,7 +60,7 @@ def _sums(**samples: int) -> StackSums:
 def _rank(
     number: int, steps: int = 0, in_steps: StackSums | None = None, **lost: StackSums
 ) -> RankResult:
-    rank = books(number)
+    rank = make_rank_result(number)
     causes = {cause.replace("_", "-"): sums for cause, sums in lost.items()}
     code = RankStackTimes(causes, _sums() if in_steps is None else in_steps, 100)
     return replace(rank, code=code, ledger=replace(rank.ledger, steps=steps))
@@ -92,6 +93,10 @@ def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
     assert (first.place, first.library, first.lost_ns, first.samples) == (AUGMENT, RESIZE, 7 * S, 7)
     assert (second.place, second.library, second.lost_ns, second.samples) == (PAD, None, 3 * S, 3)
     assert (first.share_ratio, second.share_ratio) == (0.7, 0.3)
+    assert (first.library_ratio, second.library_ratio) == (pytest.approx(6 / 7), 1.0)
+    assert describe_line(first, {AUGMENT.file: "data.py", RESIZE.file: "PIL/Image.py"}) == (
+        "data.py:42 in augment → PIL/Image.py:2450 resize (86 % of that)"
+    )
     # Wilson, n = 10: 1.96 * sqrt(0.21 / 10 + 3.8416 / 400) / 1.38416
     assert first.error_ratio == pytest.approx(0.2477, abs=1e-4)
     assert not finding.lines_compared
@@ -192,7 +197,9 @@ def test_time_without_a_cause_has_lines_too() -> None:
 
 def test_nothing_is_said_without_samples() -> None:
     findings = [_finding(20)]
-    with_lines, code = build_code(findings, [books(0)], [TABLE], [CulpritTotals({}, {})], ())
+    with_lines, code = build_code(
+        findings, [make_rank_result(0)], [TABLE], [CulpritTotals({}, {})], ()
+    )
     assert with_lines == tuple(findings) and code is None
 
 

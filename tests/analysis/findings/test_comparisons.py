@@ -10,7 +10,7 @@ from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import compare_finding
 from clusterprof.report.model import Culprit, Finding, PeerComparison
-from tests.support.reports import clean
+from tests.support.reports import make_clean_report
 
 MS = 1_000_000
 STEPS = 10
@@ -20,7 +20,7 @@ def books(rank: int, cause: str, node: str = "a", asked: bool = True, **more: An
     """Ten steps of one rank; `work` in ms a step, `read` in ms that one took."""
     work, read, waited = more.get("work", 50), more.get("read"), more.get("waited", 0)
     ledger = replace(
-        clean().ranks[0],
+        make_clean_report().ranks[0],
         node=node,
         rank=rank,
         steps=STEPS,

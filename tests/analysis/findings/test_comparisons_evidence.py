@@ -11,7 +11,7 @@ from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import with_read_counts, with_worker_counts
 from clusterprof.analysis.node.setup import ProcessSetup
 from clusterprof.report.model import Culprit, Evidence, Finding
-from tests.support.reports import S, clean
+from tests.support.reports import S, make_clean_report
 
 SIZE = Evidence("disk.read_size_bytes", 65536.0, "bytes", "a read requested on average")
 COUNT = Evidence("loader.workers_count", 1.0, "count", "on this rank")
@@ -30,7 +30,8 @@ def node(*workers: int | None) -> Any:
     """A node whose ranks have so many workers."""
     books = [
         SimpleNamespace(
-            ledger=replace(clean().ranks[0], node="node-a", rank=at, pid=100 + at), started_ticks=7
+            ledger=replace(make_clean_report().ranks[0], node="node-a", rank=at, pid=100 + at),
+            started_ticks=7,
         )
         for at in range(len(workers))
     ]
@@ -64,7 +65,7 @@ def reader(rank: int, reads: int, **totals: int) -> Any:
     evidence = {("storage-local", name, "count", ""): n for name, n in kinds.items()}
     weights = {key: 1 for key in evidence if not key[1].endswith("_total")}
     accumulator = Accumulator(evidence=evidence, weights=weights, totals=totals)
-    ledger = replace(clean().ranks[0], node="node-a", rank=rank, steps=10)
+    ledger = replace(make_clean_report().ranks[0], node="node-a", rank=rank, steps=10)
     return SimpleNamespace(ledger=ledger, accumulator=accumulator)
 
 

@@ -11,7 +11,7 @@ from clusterprof.analysis.attribution.accumulator import Accumulator
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.findings.comparisons import with_work_evidence
 from clusterprof.report.model import Culprit, Evidence, Finding, RankLedger
-from tests.support.reports import clean
+from tests.support.reports import make_clean_report
 
 MS = 1_000_000
 
@@ -20,7 +20,7 @@ def ledger(
     rank: int, step_ms: int, waited_ms: int = 0, cause: str = "sync-slow-compute"
 ) -> RankLedger:
     """Ten steps, each of so much work; `waited_ms` of all were lost to the cause."""
-    plain = clean().ranks[0]
+    plain = make_clean_report().ranks[0]
     return replace(
         plain,
         node="a",

@@ -9,7 +9,7 @@ from typing import Any
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
 from clusterprof.trace.reader import Damage
 from clusterprof.trace.schema import Gap
-from tests.support.builders import header
+from tests.support.builders import make_header
 
 AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
 EMULATED = {"id": "emulated-0", "emulated": True}
@@ -17,7 +17,7 @@ EMULATED = {"id": "emulated-0", "emulated": True}
 
 def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
     loaded = SimpleNamespace(
-        header=replace(header(), devices=devices), gaps=gaps, damage=Damage(), dropped_spans=0
+        header=replace(make_header(), devices=devices), gaps=gaps, damage=Damage(), dropped_spans=0
     )
     return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
 

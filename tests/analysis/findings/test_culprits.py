@@ -8,9 +8,9 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Culprit, Finding, Report
-from tests.support.recordings import SECOND, Script, write
-from tests.support.report_checks import check_books, metrics
-from tests.support.waiting_jobs import job, measured, recorded
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.report_laws import analyze_metrics, check_conservation
+from tests.support.waiting_jobs import make_scripts, make_scripts_with_devices, record_and_analyze
 
 MS = SECOND // 1000
 
@@ -23,7 +23,7 @@ def finding(report: Report, id_: str) -> Finding:
 def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
     # Rank 1 loses 0.2 s of each of 60 steps to its loader, half of it to the disk; rank 0 waits as
     # long in the all-reduce; 0.1 s are transfer.
-    report = recorded(measured((0.0, 0.3), (0.2, 0.3)), tmp_path)
+    report = record_and_analyze(make_scripts_with_devices((0.0, 0.3), (0.2, 0.3)), tmp_path)
     assert [dict(rank.caused) for rank in report.ranks] == [
         {},
         {"cpu-preprocess": 12 * SECOND, "storage-local": 12 * SECOND},
@@ -47,7 +47,7 @@ def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
 
 def test_a_cause_that_holds_all_ranks_up_alike_is_won_back_by_all(tmp_path: Path) -> None:
     # Nobody waits for anybody: no single rank wins a thing, the disk of all 0.1 s of every step.
-    report = recorded(measured((0.2, 0.3), (0.2, 0.3)), tmp_path)
+    report = record_and_analyze(make_scripts_with_devices((0.2, 0.3), (0.2, 0.3)), tmp_path)
     storage = finding(report, "storage-local")
     assert storage.lost_ns == storage.recoverable_ns == 12 * SECOND
     assert storage.culprits == tuple(
@@ -60,7 +60,7 @@ def test_a_cause_that_holds_all_ranks_up_alike_is_won_back_by_all(tmp_path: Path
 
 
 def test_without_a_device_the_gain_is_not_reported_and_the_culprits_are(tmp_path: Path) -> None:
-    report = recorded(job((0.0, 0.3), (0.2, 0.3)), tmp_path)
+    report = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3)), tmp_path)
     storage = finding(report, "storage-local")
     assert storage.upper_bound and storage.recoverable_ns is None
     assert [(c.rank, c.own_ns, c.others_ns) for c in storage.culprits] == [
@@ -70,10 +70,10 @@ def test_without_a_device_the_gain_is_not_reported_and_the_culprits_are(tmp_path
 
 def test_the_slow_steps_and_who_set_them(tmp_path: Path) -> None:
     # Steps of 0.4 s; in 7, 20 and 33 rank 1 computes for 0.9 s instead of 0.3, and rank 0 waits.
-    scripts = measured((0.0, 0.3), (0.0, 0.3), steps=40)
+    scripts = make_scripts_with_devices((0.0, 0.3), (0.0, 0.3), steps=40)
     for rank, script in enumerate(scripts):
         lengthen(script, rank, {7, 20, 33})
-    report = recorded(scripts, tmp_path)
+    report = record_and_analyze(scripts, tmp_path)
     assert report.slow_step_summary is not None
     assert (report.slow_step_summary.p50_ns, report.slow_step_summary.p99_ns) == (
         400 * MS,
@@ -85,7 +85,7 @@ def test_the_slow_steps_and_who_set_them(tmp_path: Path) -> None:
         report.slow_step_summary.why_missing,
     ) == (40, 3, "")
     assert report.slow_step_summary.late_ranks == (("node-1", 1, 3),)
-    assert metrics(report)["step.p99_ns"] == 1000 * MS
+    assert analyze_metrics(report)["step.p99_ns"] == 1000 * MS
 
 
 def lengthen(script: Script, rank: int, steps: set[int]) -> None:
@@ -107,10 +107,10 @@ def lengthen(script: Script, rank: int, steps: set[int]) -> None:
 
 
 def test_the_header_counts_what_was_recorded_of_the_job(tmp_path: Path) -> None:
-    scripts = measured((0.0, 0.3), (0.2, 0.3))
+    scripts = make_scripts_with_devices((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.variables["WORLD_SIZE"] = "6"
-    report = recorded(scripts, tmp_path)
+    report = record_and_analyze(scripts, tmp_path)
     assert report.job is not None
     assert (report.job.world_size, report.job.gpus, report.job.coverage_ratio) == (6, 2, 1.0)
     # Rank 1 cannot leave before rank 0 comes: its clock may be 0.3 s off, and no more.
@@ -122,19 +122,19 @@ def test_the_header_counts_what_was_recorded_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_node_alone_needs_no_other_clock(tmp_path: Path) -> None:
-    report = recorded(job((0.0, 0.3))[:1], tmp_path)
+    report = record_and_analyze(make_scripts((0.0, 0.3))[:1], tmp_path)
     assert report.job is not None and report.slow_step_summary is None
     assert (report.job.gpus, report.job.why_clocks_not_aligned) == (0, "")
 
 
 def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
     # rank 1 does 9 (a barrier) where the other reduces, in steps 10 to 14: neither side is the most
-    scripts = measured((0.0, 0.3), (0.0, 0.3), (0.0, 0.3))
+    scripts = make_scripts_with_devices((0.0, 0.3), (0.0, 0.3), (0.0, 0.3))
     odd = scripts[1].main_spans
     for at, span in enumerate(odd):
         if span[0] == 11 and 10 <= span[4] < 15:
             odd[at] = (*span[:6], 9)
-    report = recorded(scripts, tmp_path)
+    report = record_and_analyze(scripts, tmp_path)
     [blind] = [
         blind_spot
         for blind_spot in report.coverage_gaps
@@ -147,12 +147,12 @@ def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
 
 
 def test_where_ranks_were_not_compared_only_the_own_loss_is_known(tmp_path: Path) -> None:
-    scripts = job((0.2, 0.3), (0.2, 0.3))
+    scripts = make_scripts((0.2, 0.3), (0.2, 0.3))
     for number, script in enumerate(scripts):
         script.main_spans = [span for span in script.main_spans if span[0] != 11]
-        write(script, tmp_path / f"node-{number}")
+        write_recording(script, tmp_path / f"node-{number}")
     report = analyze(tmp_path)
-    check_books(report)
+    check_conservation(report)
     assert [rank.caused for rank in report.ranks] == [(), ()]
     [first, second] = finding(report, "storage-local").culprits
     assert (first.own_ns, first.others_ns, first.victims) == (6 * SECOND, None, None)
@@ -166,7 +166,7 @@ def test_short_transfers_of_many_steps_are_sure_and_a_short_wait_for_data_is_not
     # 20 steps of 2 ranks: 10 ms of each on the way and 10 ms for the disk make 0.4 s either way, of
     # which marks time the first in every step and samples see four of the second.
     monkeypatch.setattr("tests.support.waiting_jobs.TRANSFER_S", 0.01)
-    report = recorded(job((0.02, 0.3), (0.02, 0.3), steps=20), tmp_path)
+    report = record_and_analyze(make_scripts((0.02, 0.3), (0.02, 0.3), steps=20), tmp_path)
     transfer, storage = finding(report, "net-transfer"), finding(report, "storage-local")
     assert (transfer.lost_ns, storage.lost_ns) == (400 * MS, 400 * MS)
     # 0.85 is the prior of grade B, and 0.86 the mean; of 0.4 s 71.6 of 100 claims are right. The

@@ -26,12 +26,15 @@ from clusterprof.analysis.findings.efficiency_metrics import (
     withhold_impossible_savings,
 )
 from clusterprof.report.impact import CauseImpact, Impact
-from tests.support.rank_results import STORAGE, S, books
+from tests.support.rank_results import STORAGE, S, make_rank_result
 
 
 def pair() -> list[RankResult]:
     """Two ranks, 10 s of start-up and 100 s in steps each: 80 and 60 s productive."""
-    return [books(0, lost=20 * S, peers=True), books(1, lost=40 * S, peers=True)]
+    return [
+        make_rank_result(0, lost=20 * S, peers=True),
+        make_rank_result(1, lost=40 * S, peers=True),
+    ]
 
 
 def test_the_yardsticks_by_hand() -> None:
@@ -46,7 +49,10 @@ def test_the_yardsticks_by_hand() -> None:
 
 
 def test_a_yardstick_without_what_its_definition_needs_has_a_reason_instead() -> None:
-    alone = {name: (value, why) for name, value, why in compute_efficiency_metrics([books()], 1.2)}
+    alone = {
+        name: (value, why)
+        for name, value, why in compute_efficiency_metrics([make_rank_result()], 1.2)
+    }
     assert alone["load balance"] == (None, TOO_FEW_RANKS)
     assert alone["straggler slowdown S"] == (None, TOO_FEW_RANKS)
     assert alone["MLPerf Storage AU"] == (None, NO_BENCHMARK)
@@ -71,7 +77,7 @@ def test_a_slowdown_that_contradicts_the_report_is_withheld() -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=6), st.floats(0.5, 4.0))
 def test_what_is_printed_never_contradicts_itself(lost: list[int], slowdown: float) -> None:
-    ranks = [books(at, lost=s * S, peers=True) for at, s in enumerate(lost)]
+    ranks = [make_rank_result(at, lost=s * S, peers=True) for at, s in enumerate(lost)]
     lines = compute_efficiency_metrics(ranks, slowdown)
     values = {name: value for name, value, _ in lines}
     parallel, printed = values["parallel efficiency"], values["straggler slowdown S"]
@@ -123,4 +129,4 @@ def test_no_saving_that_is_left_exceeds_what_was_lost(cases: list[tuple[str, int
 
 def test_outside_the_steps_nothing_is_checked() -> None:
     empty = Impact(None, "", None, None, (savings(STORAGE, 7),))
-    assert withhold_impossible_savings(empty, [replace(books(), buckets=())]) is empty
+    assert withhold_impossible_savings(empty, [replace(make_rank_result(), buckets=())]) is empty

@@ -19,7 +19,7 @@ from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.report.model import Culprit, Finding, Persistence
 from tests.support import advice_contexts
-from tests.support.rank_results import S, books
+from tests.support.rank_results import S, make_rank_result
 
 STORAGE, PREPROCESS, CONTENTION = "storage-local", "cpu-preprocess", "cpu-contention"
 
@@ -27,7 +27,7 @@ STORAGE, PREPROCESS, CONTENTION = "storage-local", "cpu-preprocess", "cpu-conten
 def lose(number: int = 0, unattributed_s: int = 0, **lost_s: int) -> RankResult:
     """A rank with 100 s in steps that lost so many seconds to each cause ("_" for "-")."""
     named = {name.replace("_", "-"): seconds for name, seconds in lost_s.items()}
-    plain = books(number, lost=(sum(named.values()) + unattributed_s) * S)
+    plain = make_rank_result(number, lost=(sum(named.values()) + unattributed_s) * S)
     claimed = {
         (cause, "A", SOURCE_DEVICE_SAMPLES): seconds * S * SHARE_SCALE
         for cause, seconds in named.items()
@@ -106,7 +106,7 @@ def test_no_loss_has_no_findings() -> None:
 def see(
     number: int, source: str = "device-samples", world_size: int | None = 2, **changes: bool
 ) -> RankResult:
-    rank = books(number)
+    rank = make_rank_result(number)
     place = ProcessIdentity(job="job", rank=number, world_size=world_size)
     ledger = replace(rank.ledger, source=source)  # type: ignore[arg-type]
     return replace(rank, place=place, ledger=ledger, **{"marked": True, **changes})
@@ -130,12 +130,12 @@ def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
 def test_an_imbalance_with_changing_culprits_is_not_said_to_be_of_one_rank() -> None:
     turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
     culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
-    finding = advice_contexts.finding("sync-imbalance", persistence=turns, culprits=culprits)
+    finding = advice_contexts.make_finding("sync-imbalance", persistence=turns, culprits=culprits)
     title = "Ranks take longer for their work in turn, as with batches of different length"
     assert with_imbalance_in_turn(finding).cause.title == title
     # One culprit each time, one that caused nearly all, or another cause: as they are.
     steady = replace(finding, persistence=replace(turns, kind="steady"))
     rare = replace(finding, culprits=(culprits[0], replace(culprits[1], others_ns=2 * S)))
-    other = advice_contexts.finding("sync-slow-compute", persistence=turns, culprits=culprits)
+    other = advice_contexts.make_finding("sync-slow-compute", persistence=turns, culprits=culprits)
     for same in (steady, rare, other):
         assert with_imbalance_in_turn(same) == same

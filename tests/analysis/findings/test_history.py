@@ -27,11 +27,11 @@ from clusterprof.probe import layout
 from clusterprof.report.history import WAITING_FOR_RANKS, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED, Report
 from tests.support.faulty_recordings import HOUR, Machine, write_on
-from tests.support.lean_recordings import Step, cluster, without
-from tests.support.random_jobs import scripts
-from tests.support.recordings import SECOND, Script, training, write
-from tests.support.report_checks import check_history
-from tests.support.waiting_jobs import job
+from tests.support.random_jobs import draw_scripts
+from tests.support.recordings import SECOND, Script, make_training, write_recording
+from tests.support.reduced_recordings import Step, make_cluster, remove_signals
+from tests.support.report_laws import check_history
+from tests.support.waiting_jobs import make_scripts
 
 SLOW = settings(
     max_examples=6,
@@ -44,8 +44,8 @@ SLOW = settings(
 
 def two_ranks(folder: Path) -> Report:
     """Rank 0 loads for 0.4 s of every step of 1 s, rank 1 has its data at once and waits."""
-    for number, script in enumerate(job((0.4, 0.5), (0.0, 0.5), steps=30)):
-        write(script, folder / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.4, 0.5), (0.0, 0.5), steps=30)):
+        write_recording(script, folder / f"node-{number}")
     return analyze(folder, history=True)
 
 
@@ -100,7 +100,7 @@ def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=102 * HOUR),
     )
-    for machine, script in zip(machines, job((0.4, 0.5), (0.0, 0.5), steps=30)):
+    for machine, script in zip(machines, make_scripts((0.4, 0.5), (0.0, 0.5), steps=30)):
         write_on(machine, script, tmp_path / machine.name)
     report = analyze(tmp_path, history=True)
     check_history(report)
@@ -116,12 +116,12 @@ def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -
 
 
 @SLOW
-@given(scripts(), st.sampled_from([900, 7_000]))
+@given(draw_scripts(), st.sampled_from([900, 7_000]))
 def test_stretches_add_up_whatever_happens_and_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory, script: Script, chunk_ms: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    node = write(script, folder / "node-1")
+    node = write_recording(script, folder / "node-1")
     check_history(analyze(folder, history=True))
     whole, cut = (
         analyze_node(node, build_limits({}), ns, history=True).ranks[0].history
@@ -151,9 +151,9 @@ def test_a_report_without_it_has_none_and_is_the_same(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_in_no_stretch(tmp_path: Path) -> None:
     """Samples 20 to 29 of the device failed: from 1.9 to 3.0 s nothing is known."""
-    script = training([(0.0, 0.5)] * 8, begin=0.5)
+    script = make_training([(0.0, 0.5)] * 8, begin=0.5)
     script.unread = range(20, 30)
-    write(script, tmp_path / "node-1")
+    write_recording(script, tmp_path / "node-1")
     report = analyze(tmp_path, history=True)
     check_history(report)
     assert report.history is not None
@@ -165,7 +165,7 @@ def test_what_was_not_measured_is_in_no_stretch(tmp_path: Path) -> None:
 
 def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
     script = Script(end=2.0, main="I2.0")
-    write(script, tmp_path / "node-1")
+    write_recording(script, tmp_path / "node-1")
     history = analyze(tmp_path, history=True).history
     assert history is not None
     assert (history.ranks, history.why_missing) == ((), "no time inside steps was recorded")
@@ -217,7 +217,7 @@ def test_whole_amounts_stay_as_they_are() -> None:
 def test_an_idle_device_without_a_cause_is_unattributed(tmp_path: Path) -> None:
     script = Script(end=4.0, main="U4.0", busy=[(0.5, 1.0), (1.5, 3.0)])
     script.main_spans = [(layout.STEP, 0.5 + i, 1.5 + i, i) for i in range(3)]
-    write(script, tmp_path / "node-1")
+    write_recording(script, tmp_path / "node-1")
     report = analyze(tmp_path, history=True)
     check_history(report)
     assert report.history is not None
@@ -230,11 +230,13 @@ def test_stretches_add_up_where_waiting_is_reported_without_marks(
 ) -> None:
     """Time in which ranks slept or span may be waiting, or nobody knows; perhaps it is no loss."""
     reads, plain = Step(read=0.2), Step()
-    job = without(cluster([plain] * 30, [reads] * 30, [plain] * 30), missing.split("+")[-1])
+    job = remove_signals(
+        make_cluster([plain] * 30, [reads] * 30, [plain] * 30), missing.split("+")[-1]
+    )
     if missing.startswith("busy"):  # the device spins while it waits
         job = [replace(item, busy=[(1.0, item.end - 1.0)]) for item in job]
     for number, script in enumerate(job):
-        write(script, tmp_path / f"node-{number}")
+        write_recording(script, tmp_path / f"node-{number}")
     report = analyze(tmp_path, history=True)
     check_history(report)
     assert report.history is not None

@@ -11,7 +11,7 @@ from clusterprof.analysis.findings.comparisons import find_onset, with_onsets
 from clusterprof.analysis.findings.history import find_early_ends
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory
 from clusterprof.report.model import Culprit, Finding, Onset, Report
-from tests.support.reports import S, clean, storage_verdict
+from tests.support.reports import S, make_clean_report, make_storage_report
 
 
 def series(*costs: int) -> list[tuple[int, int]]:
@@ -49,7 +49,7 @@ def test_parts_with_hardly_any_time_in_steps_say_nothing() -> None:
 
 def straggled(cause: str, others_ns: int, waits: tuple[int, ...]) -> Report:
     """24 stretches of a second: rank 1 is late, rank 0 waits; both ended a step in each."""
-    base = storage_verdict()
+    base = make_storage_report()
     ranks = tuple(replace(rank, steps=24) for rank in base.ranks)
     ends = tuple(S * (at + 1) for at in range(24))
     first = RankHistory(0, (S,) * 24, ((WAITING_FOR_RANKS, waits),), ends)
@@ -91,7 +91,9 @@ def test_its_own_loss_tells_it_too_and_of_two_chief_culprits_it_is_not_asked() -
 
 
 def book(rank: int | None, job: int = 0, pid: int = 1) -> Any:
-    return SimpleNamespace(job=job, ledger=replace(clean().ranks[0], rank=rank, pid=pid))
+    return SimpleNamespace(
+        job=job, ledger=replace(make_clean_report().ranks[0], rank=rank, pid=pid)
+    )
 
 
 def ran(at: int, first: int, last: int, of: int = 48, ends: tuple[int, ...] = ()) -> RankHistory:

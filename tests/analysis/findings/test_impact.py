@@ -27,7 +27,7 @@ from clusterprof.analysis.findings.impact import (
 )
 from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
 from clusterprof.report.model import Finding
-from tests.support.rank_results import STORAGE, S, books
+from tests.support.rank_results import STORAGE, S, make_rank_result
 
 PRICE = {"gpu_price_per_hour": 3.6, "currency": "EUR"}  # 0.001 EUR per GPU-second
 
@@ -39,7 +39,7 @@ def alone(lost_s: list[int], hidden_s: int = 0) -> RankResult:
     sums[:, column] = sums[:, -1] = np.array(lost_s) * S
     sums[0, [column, -1]] += hidden_s * S
     lengths = np.full(len(lost_s), 10 * S)
-    rank_result = books(in_step=int(lengths.sum()), lost=(sum(lost_s) + hidden_s) * S)
+    rank_result = make_rank_result(in_step=int(lengths.sum()), lost=(sum(lost_s) + hidden_s) * S)
     return replace(rank_result, own_losses=(lengths, sums))
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_reported_says_why() -> None:
     assert job_impact.lost_cost is None and job_impact.why_no_cost == NO_PRICE
     emulated = replace(alone([2] * 10), emulated=True)
     assert build_impact([emulated], JobState(()), [], PRICE).why_no_cost == EMULATED
-    pair = [books(rank, peers=True) for rank in range(2)]
+    pair = [make_rank_result(rank, peers=True) for rank in range(2)]
     assert SavingsModel(pair, None).why == NOT_MATCHED
     assert SavingsModel(pair[:1], None).why == UNRECORDED_PEERS
     assert SavingsModel([], None).why == NO_STEPS
@@ -109,7 +109,9 @@ def test_tokens_per_second_and_what_a_million_cost_now_and_if_fixed() -> None:
 def test_steps_that_do_not_say_what_they_held_count_like_the_others_if_they_are_few() -> None:
     def rate(known: int, unknown: int) -> tuple[float | None, str]:
         sums = {"samples": 10 * known, "samples_steps": known, "samples_unknown_steps": unknown}
-        rate = compute_rate([replace(books(), accumulator=Accumulator(sums))], 100 * S, "samples")
+        rate = compute_rate(
+            [replace(make_rank_result(), accumulator=Accumulator(sums))], 100 * S, "samples"
+        )
         return rate.per_second, rate.why
 
     assert rate(100, 0) == (10, "")

@@ -22,7 +22,7 @@ from clusterprof.analysis.attribution.what_if import (
 )
 from clusterprof.analysis.findings.efficiency_metrics import GAPS_ON_CRITICAL_PATH
 from clusterprof.analysis.findings.impact import HostOverhead, SavingsModel, estimate_host_overhead
-from tests.support.rank_results import S, books
+from tests.support.rank_results import S, make_rank_result
 
 MOVED, CONTENTION, QUOTA = "net-transfer", "cpu-contention", "cpu-throttled"
 
@@ -40,7 +40,7 @@ def moving(number: int, moved_s: int, on_cpu_s: int, delayed_s: int) -> RankResu
     for name, used in ((comm_threads.ON_CPU, on_cpu_s), (comm_threads.DELAYED, delayed_s)):
         own = used * ms
         sums |= {name: own, f"{name}_l": own * 50 * ms, f"{name}_x": own * inside[0]}
-    rank_result = books(number, lost=40 * S, peers=True)
+    rank_result = make_rank_result(number, lost=40 * S, peers=True)
     partial = merge_accumulators(rank_result.accumulator, type(rank_result.accumulator)(sums))
     return replace(rank_result, accumulator=partial, victim_ns={MOVED: moved_s * S})
 
@@ -72,13 +72,13 @@ def gained(ranks: list[RankResult], felt: dict[str, int], before_s: int = 0) -> 
 
 
 def test_the_rank_that_moves_data_most_slowly_holds_all_up() -> None:
-    ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5), replace(books(2), victim_ns={})]
+    ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5), replace(make_rank_result(2), victim_ns={})]
     host_overhead = estimate_host_overhead(ranks)
     assert (host_overhead.on_cpu_part, host_overhead.delayed_part) == pytest.approx((0.05, 0.25))
     assert host_overhead.total == pytest.approx(0.3)
     full = estimate_host_overhead([moving(0, 4, 3, 2)])  # more than the transfers took: all of them
     assert (full.on_cpu_part, full.delayed_part) == pytest.approx((0.5, 0.5))
-    assert estimate_host_overhead([books(0)]) == HostOverhead()
+    assert estimate_host_overhead([make_rank_result(0)]) == HostOverhead()
 
 
 def test_the_waits_for_a_cpu_go_with_what_took_the_cpus() -> None:

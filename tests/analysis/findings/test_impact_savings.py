@@ -23,7 +23,7 @@ from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Culprit, Finding, Report
 from clusterprof.units import format_quantity
 from tests.support.recordings import SECOND
-from tests.support.waiting_jobs import measured, recorded
+from tests.support.waiting_jobs import make_scripts_with_devices, record_and_analyze
 
 GPUS = 4
 AMOUNT = r"([\d.,]+ (?:ms|s|min|h))"
@@ -84,7 +84,7 @@ def test_why_more_is_won_than_was_lost() -> None:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two ranks whose work is unlike: parts of time differ by what they are parts of."""
     folder: Path = tmp_path_factory.mktemp("wins")
-    return recorded(measured((0.0, 0.3), (0.2, 0.25), steps=30), folder)
+    return record_and_analyze(make_scripts_with_devices((0.0, 0.3), (0.2, 0.25), steps=30), folder)
 
 
 def document(report: Report) -> list[tuple[str, int, int]]:

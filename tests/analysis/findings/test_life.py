@@ -13,7 +13,7 @@ from clusterprof.probe import layout
 from clusterprof.report.life import LIFE_PARTS, Life
 from clusterprof.trace.schema import Event
 from tests.support.faulty_recordings import Machine, write_on
-from tests.support.recordings import MAIN, SECOND, Script, training
+from tests.support.recordings import MAIN, SECOND, Script, make_training
 
 STEPS = [(0.2, 0.3)] * 20  # begun at 1 s, 10 s long; the recording ends 1 s later, at 12 s
 EPOCH_S = 1_790_000_000
@@ -25,7 +25,7 @@ def script_of(counters: dict[int, int] | None = None, **variables: str) -> Scrip
 
     counters: step of the process -> the job's own number, reported at the end of the step.
     """
-    script = training(STEPS)
+    script = make_training(STEPS)
     script.variables = {"RANK": "0", "WORLD_SIZE": "1", **variables}
     for step, job_step in (counters or {}).items():
         end = round(1.0 + 0.5 * (step + 1), 6)

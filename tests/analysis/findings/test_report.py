@@ -17,8 +17,8 @@ from clusterprof.analysis.detectors.cross_rank import (
 )
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Finding, Report
-from tests.support.lean_recordings import BEGIN_S, TRANSFER_S, Step, cluster, without
-from tests.support.recordings import SECOND, Script, write
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.reduced_recordings import BEGIN_S, TRANSFER_S, Step, make_cluster, remove_signals
 
 MIB = 1 << 20
 FAST, SLOW = Step(decode=0.02), Step(decode=0.5)
@@ -26,7 +26,7 @@ FAST, SLOW = Step(decode=0.02), Step(decode=0.5)
 
 def analysed(scripts: list[Script], folder: Path) -> Report:
     for number, script in enumerate(scripts):
-        write(script, folder / f"node-{number}")
+        write_recording(script, folder / f"node-{number}")
     return analyze(folder, history=True)
 
 
@@ -36,7 +36,7 @@ def finding(report: Report, cause: str) -> Finding:
 
 def test_a_rank_that_becomes_slow_is_reported_with_time_and_step(tmp_path: Path) -> None:
     """Steps of 0.02 + 0.3 + transfer for the first 20 of 60, then 0.5 s of decoding."""
-    report = analysed(cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
+    report = analysed(make_cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
     since = finding(report, "cpu-preprocess").onset
     assert since is not None and report.history is not None
     assert (since.step, since.steps) == (20, 60)
@@ -47,14 +47,14 @@ def test_a_rank_that_becomes_slow_is_reported_with_time_and_step(tmp_path: Path)
 
 
 def test_a_rank_that_is_slow_from_the_first_step_on_has_no_onset(tmp_path: Path) -> None:
-    report = analysed(cluster([FAST] * 40, [SLOW] * 40), tmp_path)
+    report = analysed(make_cluster([FAST] * 40, [SLOW] * 40), tmp_path)
     assert finding(report, "cpu-preprocess").onset is None
 
 
 def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
     """30 steps of 0.42 s, and 60: nobody waits for anybody."""
-    short = without(cluster([FAST] * 30, [FAST] * 30), "collectives")[0]
-    long = without(cluster([FAST] * 60, [FAST] * 60), "collectives")[1]
+    short = remove_signals(make_cluster([FAST] * 30, [FAST] * 30), "collectives")[0]
+    long = remove_signals(make_cluster([FAST] * 60, [FAST] * 60), "collectives")[1]
     report = analysed([short, long], tmp_path)
     assert report.history is not None
     ((rank, end_ns),) = report.history.ended
@@ -65,7 +65,7 @@ def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
 
 def reading(size: int) -> list[Script]:
     """For 0.3 s of every step a worker reads, 100 times a second."""
-    scripts = cluster([Step(read=0.3, decode=0.01)] * 40)
+    scripts = make_cluster([Step(read=0.3, decode=0.01)] * 40)
     scripts[0].network = {
         ("disk.reads_total", "vda"): 100,
         ("disk.read_bytes_total", "vda"): 100 * size,

@@ -16,8 +16,8 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.wording import list_imbalances
 from clusterprof.report.model import Report
-from tests.support.lean_recordings import Step, cluster, recorded, without
-from tests.support.recordings import SECOND, Script, training, write
+from tests.support.recordings import SECOND, Script, make_training, write_recording
+from tests.support.reduced_recordings import Step, make_cluster, record_and_analyze, remove_signals
 
 GIB = float(1 << 30)
 SM, POWER, LIMIT = "gpu.sm_active_ratio", "gpu.power_watts", "gpu.power_limit_watts"
@@ -26,7 +26,7 @@ USED, TOTAL = "gpu.memory_used_bytes", "gpu.memory_total_bytes"
 
 def small(used_gib: float = 10.0, **instead: list) -> Script:
     """40 steps: 0.2 s of waiting, then 0.3 s of kernels on three tenths of the multiprocessors."""
-    script = training([(0.2, 0.3)] * 40)
+    script = make_training([(0.2, 0.3)] * 40)
     work = [(start, end) for start, end in script.busy or ()]
     always = (0.0, script.end)
     script.gauges = {
@@ -40,13 +40,13 @@ def small(used_gib: float = 10.0, **instead: list) -> Script:
 
 def filled() -> Script:
     """The same with kernels that fill nine tenths."""
-    script = training([(0.2, 0.3)] * 40)
+    script = make_training([(0.2, 0.3)] * 40)
     script.gauges = {SM: [(start, end, 0.9) for start, end in script.busy or ()]}
     return script
 
 
 def analysed(script: Script, folder: Path) -> Report:
-    return analyze(write(script, folder / "node-1").parent)
+    return analyze(write_recording(script, folder / "node-1").parent)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,9 @@ def test_every_output_for_people_says_it_apart(
 
 
 def test_one_chunk_or_many_fill_alike(tmp_path: Path) -> None:
-    node = write(small(power=[(1.0, 9.0, 200.0)], limit=[(0.0, 30.0, 700.0)]), tmp_path / "node-1")
+    node = write_recording(
+        small(power=[(1.0, 9.0, 200.0)], limit=[(0.0, 30.0, 700.0)]), tmp_path / "node-1"
+    )
     whole, cut = (
         [
             rank.accumulator.utilization
@@ -143,7 +145,9 @@ def test_what_ranks_spin_for_each_other_is_no_small_batch(tmp_path: Path) -> Non
     # both devices are at 0.9 while they compute, 0.3 and 0.7 s, then at 0.05 until all is moved:
     # for 0.5 s, of which 0.4 for the other rank, and for 0.1 s
     steps = [Step()] * 20, [Step(compute=0.7)] * 20
-    report = recorded(without(cluster(*steps, on_device=True), "collectives"), tmp_path)
+    report = record_and_analyze(
+        remove_signals(make_cluster(*steps, on_device=True), "collectives"), tmp_path
+    )
     underfill = report.device_utilization
     assert underfill is not None and underfill.advice == () and list_imbalances(report) == []
     assert underfill.ranks[0].lost_ns > 0.8 * 20 * 0.4 * SECOND

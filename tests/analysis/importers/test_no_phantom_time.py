@@ -17,7 +17,13 @@ from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.registry import IMPORTERS
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns, Spans
-from tests.support.kineto_traces import call, document, on_device, step, written
+from tests.support.kineto_traces import (
+    make_device_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 
 SEEDS = Path(__file__).parent / "seeds"
 REAL = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -126,12 +132,12 @@ def test_a_profile_is_no_longer_than_its_events(path: Path) -> None:
 def test_memory_calls_do_not_lengthen_a_short_trace(tmp_path: Path) -> None:
     # 13 ms across a whole second of the trace's clock: readings of whole seconds made 1 s of it.
     trace = [
-        step(1, 995_000, 13_000),
-        call("cudaMalloc", 996_000, 100),
-        call("cudaFree", 1_004_000, 100),
-        call("cudaLaunchKernel", 1_005_000, 10, 1),
-        on_device("gemm", 1_005_020, 2_000, 1),
+        make_step(1, 995_000, 13_000),
+        make_runtime_call("cudaMalloc", 996_000, 100),
+        make_runtime_call("cudaFree", 1_004_000, 100),
+        make_runtime_call("cudaLaunchKernel", 1_005_000, 10, 1),
+        make_device_event("gemm", 1_005_020, 2_000, 1),
     ]
-    (node,) = import_file(written(tmp_path, document(trace)))
+    (node,) = import_file(write_trace(tmp_path, make_trace(trace)))
     first_ns, last_ns = node.bounds_ns()
     assert last_ns - first_ns == 13_000_000

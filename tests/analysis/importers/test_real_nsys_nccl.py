@@ -12,7 +12,14 @@ from clusterprof.analysis.importers.nccl.text_logs import read_text
 from clusterprof.analysis.importers.nsys.importer import Nsys
 from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing import known, ranks, read, real, series, spans
+from tests.support.import_results import (
+    import_folder,
+    list_ranks,
+    list_readings,
+    list_spans,
+    load_known_answers,
+    require_folder,
+)
 
 MS = 1_000_000
 
@@ -20,17 +27,17 @@ MS = 1_000_000
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Nsight Systems profile of two H100, unpacked."""
-    packed = real("nsys-sqlite") / "mfu_2gpu_before.sqlite.gz"
+    packed = require_folder("nsys-sqlite") / "mfu_2gpu_before.sqlite.gz"
     path = tmp_path_factory.mktemp("nsys") / "mfu.sqlite"
     path.write_bytes(gzip.decompress(packed.read_bytes()))
     return path
 
 
 def test_two_h100_are_idle_for_as_long_as_is_known(profile: Path) -> None:
-    stated = known("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]
-    (node,), (account,), _ = read(Nsys(), profile)
-    assert sorted(ranks(node).values()) == [(0, None, "gpu0"), (1, None, "gpu1")]
-    result, busy = spans(node), series(node)
+    stated = load_known_answers("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]
+    (node,), (account,), _ = import_folder(Nsys(), profile)
+    assert sorted(list_ranks(node).values()) == [(0, None, "gpu0"), (1, None, "gpu1")]
+    result, busy = list_spans(node), list_readings(node)
     for rank, pid in ((0, 144), (1, 145)):
         expected = stated["devices"][str(rank)]
         ((start, end, *_),) = result[f"{pid} step"]
@@ -53,7 +60,7 @@ def test_two_h100_are_idle_for_as_long_as_is_known(profile: Path) -> None:
 def test_the_report_on_two_h100_says_who_waited(profile: Path) -> None:
     report = analyze(profile)
     felt = {rank.rank: rank for rank in report.ranks}
-    stated = known("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]["devices"]
+    stated = load_known_answers("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]["devices"]
     for rank in (0, 1):
         expected = stated[str(rank)]
         lost_ms = expected["idle_any_ms"] + expected["nccl_union_ms"]
@@ -64,8 +71,8 @@ def test_the_report_on_two_h100_says_who_waited(profile: Path) -> None:
 
 @pytest.mark.parametrize("name", ["aws_allreduce_1.txt", "aws_allreduce_2.txt"])
 def test_tables_of_nccl_tests(name: str) -> None:
-    stated = known("nccl-tests")["files"][name]
-    log = read_text(iter((real("nccl-tests") / name).read_bytes().splitlines()))
+    stated = load_known_answers("nccl-tests")["files"][name]
+    log = read_text(iter((require_folder("nccl-tests") / name).read_bytes().splitlines()))
     last = log.rows[-1]
     assert len(log.rows) == stated["rows"]
     assert log.tables[0].average_gbps == stated["avg_bus_bandwidth_GBps"]
@@ -78,10 +85,10 @@ def test_tables_of_nccl_tests(name: str) -> None:
 
 
 def test_bubbles_of_four_stages_and_the_one_with_most_work() -> None:
-    stated = known("megatronapp-pipeline")["files"]["pp-iter10.json"]
-    path = real("megatronapp-pipeline") / "pp-iter10.json.gz"
-    (node,), (account,), _ = read(MegatronPipeline(), path)
-    busy = series(node)
+    stated = load_known_answers("megatronapp-pipeline")["files"]["pp-iter10.json"]
+    path = require_folder("megatronapp-pipeline") / "pp-iter10.json.gz"
+    (node,), (account,), _ = import_folder(MegatronPipeline(), path)
+    busy = list_readings(node)
     for stage in range(4):
         expected = stated["stages"][f"pp{stage}.tid0"]
         worked = busy[f"gpu.busy_ns_total stage{stage}"][-1][1]

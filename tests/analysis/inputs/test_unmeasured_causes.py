@@ -18,7 +18,7 @@ from clusterprof.output.renderers.text.wording import (
 )
 from clusterprof.probe import layout
 from clusterprof.report.model import Evidence
-from tests.support.reports import clean
+from tests.support.reports import make_clean_report
 
 CAUSES = ("storage-local", "storage-contention", "cpu-gc", "launch-bound", "input-wait")
 
@@ -72,7 +72,7 @@ def test_little_is_not_nothing_and_nothing_measured_says_so(
 
 
 def test_nothing_lost_of_what_nobody_measured_is_no_zero() -> None:
-    report = clean()
+    report = make_clean_report()
     assert describe_total_loss(report).startswith("0.")
     blind = replace(report.ranks[0], device="", lost_ns=0)
     assert not is_measured(blind) and format_rank_share(blind) == "-"

@@ -15,15 +15,15 @@ from tests.support.faulty_recordings import (
     BLAMED,
     HOUR,
     Machine,
-    analysed,
+    analyze_nodes,
+    analyze_recordings,
     analyze_together,
-    by_rank,
-    pair,
-    read,
+    list_lost_by_rank,
+    make_two_ranks,
     write_on,
 )
-from tests.support.recordings import SECOND, training
-from tests.support.waiting_jobs import job
+from tests.support.recordings import SECOND, make_training
+from tests.support.waiting_jobs import make_scripts
 
 
 def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -> None:
@@ -31,10 +31,10 @@ def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=102 * HOUR),
     )
-    for number, (machine, script) in enumerate(zip(machines, pair())):
+    for number, (machine, script) in enumerate(zip(machines, make_two_ranks())):
         write_on(machine, script, tmp_path / f"n{number}")
-    report = analysed(tmp_path)
-    assert by_rank(report, 0) == [BLAMED]
+    report = analyze_recordings(tmp_path)
+    assert list_lost_by_rank(report, 0) == [BLAMED]
     across = analyze_together(tmp_path)
     assert across.clock_reason == ""
     # Rank 1 cannot leave before rank 0 comes: clocks aligned by leaves may be off by 0.3 s.
@@ -50,9 +50,9 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=102 * HOUR),
     )
-    for number, (machine, script) in enumerate(zip(machines, pair())):
+    for number, (machine, script) in enumerate(zip(machines, make_two_ranks())):
         write_on(machine, script, tmp_path / f"n{number}")
-    nodes = read(tmp_path)
+    nodes = analyze_nodes(tmp_path)
     node_clocks = align_node_clocks(nodes)
     # 20 s after the beginning of the script, on either clock
     first, second = (
@@ -64,7 +64,7 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
 
 
 def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None:
-    for number, script in enumerate(pair(steps=5)):
+    for number, script in enumerate(make_two_ranks(steps=5)):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     across = analyze_together(tmp_path)
     assert across.clock_bound_ns is None
@@ -73,9 +73,9 @@ def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None
 
 
 def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path: Path) -> None:
-    for number, script in enumerate(pair()):
+    for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
-    nodes = read(tmp_path)
+    nodes = analyze_nodes(tmp_path)
     [books] = nodes[1].ranks
     on_device = replace(books, ledger=replace(books.ledger, device="GPU-1"))
     across = analyze_across_ranks([nodes[0], replace(nodes[1], ranks=(on_device,))])
@@ -87,11 +87,11 @@ def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path:
 
 def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) -> None:
     # The same pid and start in both: each has process ids of its own.
-    for number, script in enumerate(pair()):
+    for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")
-    report = analysed(tmp_path)
+    report = analyze_recordings(tmp_path)
     assert len(report.ranks) == 2
-    assert by_rank(report, 0) == [BLAMED]
+    assert list_lost_by_rank(report, 0) == [BLAMED]
     across = analyze_together(tmp_path)
     assert (across.clock_bound_ns, across.clock_reason) == (0, "")
 
@@ -99,7 +99,7 @@ def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) 
 @pytest.mark.parametrize("late_ms", [12, 60])
 def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_path: Path) -> None:
     # Rank 1 leaves later than rank 0, always: its clock seems to be ahead by as much.
-    scripts = job((0.0, 0.3), (0.0, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.0, 0.3))
     late = late_ms / 1000
     for row, span in enumerate(scripts[1].main_spans):
         if span[0] == layout.COLLECTIVE:
@@ -113,10 +113,10 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
 
 
 def test_one_node_and_no_operations_have_no_bound_and_say_why(tmp_path: Path) -> None:
-    write_on(Machine("node-0"), pair()[0], tmp_path / "one" / "n0")
+    write_on(Machine("node-0"), make_two_ranks()[0], tmp_path / "one" / "n0")
     across = analyze_together(tmp_path / "one")
     assert (across.clock_bound_ns, across.clock_reason) == (None, "one node: one clock")
-    script = training([(0.1, 0.3)] * 20)
+    script = make_training([(0.1, 0.3)] * 20)
     write_on(Machine("node-0"), script, tmp_path / "none" / "n0")
     across = analyze_together(tmp_path / "none")
     why = "no operations of different ranks were matched"

@@ -10,8 +10,8 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
 from clusterprof.trace.schema import Event
 from tests.support.faulty_recordings import Machine, write_on
-from tests.support.recordings import MAIN, SECOND, Script, training
-from tests.support.report_checks import check_books
+from tests.support.recordings import MAIN, SECOND, Script, make_training
+from tests.support.report_laws import check_conservation
 
 STEPS = [(0.2, 0.3)] * 20  # begun at 1 s, 10 s long; the recording ends 1 s later, at 12 s
 
@@ -25,7 +25,7 @@ def lives(
 ) -> Report:
     """Two lives of rank 0, 30 s apart; how the first ended, as far as it was seen."""
     for life, (end, boot) in enumerate(zip(ends, boots)):
-        script: Script = training(STEPS)
+        script: Script = make_training(STEPS)
         script.variables = {"RANK": "0", "WORLD_SIZE": "1"}
         if name:
             script.variables["TORCHELASTIC_RUN_ID"] = name
@@ -37,7 +37,7 @@ def lives(
         exited = [] if end is None else [Event(12 * SECOND, "process-exited", attributes)]
         write_on(machine, script, tmp_path / f"life-{life}", exited)
     report = analyze(tmp_path)
-    check_books(report)
+    check_conservation(report)
     return report
 
 

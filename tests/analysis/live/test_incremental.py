@@ -14,20 +14,20 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
 from clusterprof.report.live import WAIT_FOR_RANKS, JobPart
 from clusterprof.report.model import RankLedger
-from tests.support.growing import STEPS, Growing
-from tests.support.recordings import SECOND, training
-from tests.support.waiting_jobs import measured
+from tests.support.growing_recording import STEPS, GrowingRecording
+from tests.support.recordings import SECOND, make_training
+from tests.support.waiting_jobs import make_scripts_with_devices
 
 LIMITS = build_limits({})
 STATES = ("productive_ns", "lost_ns", "outside_ns", "unmeasured_ns")
 
 
-def follow(parts: JobSettler, growing: Iterable[Growing], *times: int) -> list[JobPart]:
+def follow(parts: JobSettler, growing: Iterable[GrowingRecording], *times: int) -> list[JobPart]:
     """Settle whenever the recordings have grown up to one of these seconds, and at the end."""
     out = []
     for second in times:
         for node in growing:
-            node.until(second)
+            node.write_until(second)
         parts.poll()
         out.append(parts.settle())
     for node in growing:
@@ -59,8 +59,8 @@ def as_counter(ledger: RankLedger, is_alone: bool = True) -> Counter[str]:
 
 @pytest.mark.parametrize("times", [(), (7, 13, 14, 22, 31, 40), (40,), tuple(range(3, 41))])
 def test_parts_add_up_to_the_report(tmp_path: Path, times: tuple[int, ...]) -> None:
-    growing = Growing(training(STEPS), tmp_path / "run/node-a")
-    growing.until(2)
+    growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
+    growing.write_until(2)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
     counted = sum_parts(follow(parts, [growing], *times, 40))
     (ledger,) = analyze(tmp_path / "run").ranks
@@ -71,7 +71,7 @@ def test_parts_add_up_to_the_report(tmp_path: Path, times: tuple[int, ...]) -> N
 
 
 def test_a_part_ends_where_the_last_step_has_ended(tmp_path: Path) -> None:
-    growing = Growing(training([(0.0, 8.0)] * 5), tmp_path / "run/node-a")
+    growing = GrowingRecording(make_training([(0.0, 8.0)] * 5), tmp_path / "run/node-a")
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
     # Steps begin at 1 s and last 8 s. At 15 s the second is open. At 21 s it has ended, at 17 s, so
     # that the part can end with the first sample 20 ms after the first, at 9.1 s.
@@ -82,12 +82,14 @@ def test_a_part_ends_where_the_last_step_has_ended(tmp_path: Path) -> None:
 
 
 def test_an_open_step_is_waited_for_and_its_rank_is_shown(tmp_path: Path) -> None:
-    growing = Growing(training([(0.0, 1.0)] * 3 + [(0.0, 90.0)]), tmp_path / "run/node-a")
+    growing = GrowingRecording(
+        make_training([(0.0, 1.0)] * 3 + [(0.0, 90.0)]), tmp_path / "run/node-a"
+    )
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
-    growing.until(10)
+    growing.write_until(10)
     parts.poll()
     parts.settle()
-    growing.until(60)
+    growing.write_until(60)
     parts.poll()
     (rank,) = parts.settle().ranks
     assert sum(getattr(rank, name) for name in STATES) == 0
@@ -97,18 +99,19 @@ def test_an_open_step_is_waited_for_and_its_rank_is_shown(tmp_path: Path) -> Non
 def test_waits_stay_waits_on_a_node_and_are_blamed_in_the_job(tmp_path: Path) -> None:
     # The second of two nodes waits 0.4 s for data in each step; the first waits for it. Every step
     # takes 0.4 + 0.3 + 0.1 s.
-    scripts = measured((0.0, 0.3), (0.4, 0.3), steps=40)
+    scripts = make_scripts_with_devices((0.0, 0.3), (0.4, 0.3), steps=40)
     growing = [
-        Growing(script, tmp_path / f"run/node-{number}") for number, script in enumerate(scripts)
+        GrowingRecording(script, tmp_path / f"run/node-{number}")
+        for number, script in enumerate(scripts)
     ]
     for node in growing:
-        node.until(2)
+        node.write_until(2)
     alone = JobSettler([tmp_path / "run/node-0"], LIMITS, is_blaming=False)
     job = JobSettler([tmp_path / "run"], LIMITS, is_blaming=True)
     own, whole = [], []
     for second in (9, 17, 25, 33, 34):
         for node in growing:
-            node.until(second)
+            node.write_until(second)
         alone.poll()
         own.append(alone.settle())
         job.poll()
@@ -132,8 +135,8 @@ def test_waits_stay_waits_on_a_node_and_are_blamed_in_the_job(tmp_path: Path) ->
 
 
 def test_a_process_that_continues_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    growing = Growing(training(STEPS), tmp_path / "run/node-a")
-    growing.until(12)
+    growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
+    growing.write_until(12)
     cursor = Cursor()
     first = JobSettler([tmp_path / "run"], LIMITS, False, {"node-a": cursor})
     first.poll()
@@ -146,14 +149,14 @@ def test_a_process_that_continues_loses_and_doubles_nothing(tmp_path: Path) -> N
 
 
 def test_what_a_long_absence_leaves_is_unmeasured(tmp_path: Path) -> None:
-    growing = Growing(training([(0.0, 1.0)] * 500), tmp_path / "run/node-a")
-    growing.until(12)
+    growing = GrowingRecording(make_training([(0.0, 1.0)] * 500), tmp_path / "run/node-a")
+    growing.write_until(12)
     cursor = Cursor()
     first = JobSettler([tmp_path / "run"], LIMITS, False, {"node-a": cursor})
     first.poll()
     before = [first.settle()]
     (settled_ns,) = cursor.ranks.values()
-    growing.until(480)
+    growing.write_until(480)
     second = JobSettler([tmp_path / "run"], LIMITS, False, {"node-a": cursor})
     second.poll()
     after = second.settle()
@@ -165,8 +168,8 @@ def test_what_a_long_absence_leaves_is_unmeasured(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_jumps_changes_nothing_on_a_node(tmp_path: Path) -> None:
-    growing = Growing(training(STEPS), tmp_path / "run/node-a")
-    growing.until(12)
+    growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
+    growing.write_until(12)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
     parts.poll()
     before = parts.settle()
@@ -177,12 +180,13 @@ def test_a_clock_that_jumps_changes_nothing_on_a_node(tmp_path: Path) -> None:
 
 
 def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
-    scripts = measured((0.0, 0.3), (0.4, 0.3), steps=120)
+    scripts = make_scripts_with_devices((0.0, 0.3), (0.4, 0.3), steps=120)
     growing = [
-        Growing(script, tmp_path / f"run/node-{number}") for number, script in enumerate(scripts)
+        GrowingRecording(script, tmp_path / f"run/node-{number}")
+        for number, script in enumerate(scripts)
     ]
-    growing[0].until(70)
-    growing[1].until(30)
+    growing[0].write_until(70)
+    growing[1].write_until(30)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=True)
     parts.poll()
     part = parts.settle()
@@ -196,8 +200,8 @@ def test_a_job_whose_recorders_were_killed_is_abandoned(
 ) -> None:
     now_ns = 0
     monkeypatch.setattr("clusterprof.analysis.live.incremental.time.monotonic_ns", lambda: now_ns)
-    growing = Growing(training(STEPS), tmp_path / "run/node-a")
-    growing.until(12)
+    growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
+    growing.write_until(12)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=True)
     states = []
     for later_ns in (0, SILENT_NS + 1, ABANDONED_NS, ABANDONED_NS + 1):
@@ -205,7 +209,7 @@ def test_a_job_whose_recorders_were_killed_is_abandoned(
         parts.poll()
         states.append((parts.settle().nodes[0].state, parts.is_abandoned))
     assert states == [("recording", False), ("silent", False), ("silent", False), ("silent", True)]
-    growing.until(20)
+    growing.write_until(20)
     parts.poll()
     assert (parts.settle().nodes[0].state, parts.is_abandoned) == ("recording", False)
 

@@ -10,25 +10,27 @@ import pytest
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.live.job import SILENT_NS, LiveJob
 from clusterprof.errors import NoRecording
-from tests.support.growing import STEPS, WINDOW_NS, Growing
-from tests.support.recordings import SECOND, training
+from tests.support.growing_recording import STEPS, WINDOW_NS, GrowingRecording
+from tests.support.recordings import SECOND, make_training
 
 
 @pytest.fixture
-def growing(tmp_path: Path) -> Growing:
-    return Growing(training(STEPS), tmp_path / "run" / "node-a")
+def growing(tmp_path: Path) -> GrowingRecording:
+    return GrowingRecording(make_training(STEPS), tmp_path / "run" / "node-a")
 
 
 @pytest.fixture
-def job(tmp_path: Path, growing: Growing) -> LiveJob:
+def job(tmp_path: Path, growing: GrowingRecording) -> LiveJob:
     return LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
 
 
-def test_the_window_and_nothing_before_it_is_reported(growing: Growing, job: LiveJob) -> None:
-    growing.until(15)
+def test_the_window_and_nothing_before_it_is_reported(
+    growing: GrowingRecording, job: LiveJob
+) -> None:
+    growing.write_until(15)
     report = job.update(0).report
     assert (report.in_step_ns, report.lost_ns) == (10 * SECOND, 0)
-    growing.until(38)
+    growing.write_until(38)
     live = job.update(0)
     (rank,) = live.report.ranks
     # From 27.9 s to the last record at 37.9 s; the waits at 28, 29 … 37 s are all inside.
@@ -45,9 +47,9 @@ def test_the_window_and_nothing_before_it_is_reported(growing: Growing, job: Liv
 
 
 def test_a_dense_window_in_many_chunks_is_reported_as_one(
-    growing: Growing, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    growing: GrowingRecording, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    growing.until(25)
+    growing.write_until(25)
     monkeypatch.setattr("clusterprof.analysis.timeline.load.chunks.MAX_CHUNK_ROWS", (50, 50))
     whole = job.update(0)  # what makes a chunk of a recording does not cut a window
     monkeypatch.setattr("clusterprof.analysis.live.window.MAX_ROWS", 50)
@@ -60,20 +62,20 @@ def test_a_dense_window_in_many_chunks_is_reported_as_one(
 
 
 def test_looking_often_or_once_gives_the_same(
-    growing: Growing, job: LiveJob, tmp_path: Path
+    growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
     for second in range(8, 38, 10):
-        growing.until(second)
+        growing.write_until(second)
         job.update(0)
-    growing.until(38)
+    growing.write_until(38)
     once = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     assert job.update(0).report == once.report
 
 
 def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
-    script = training([(0.2, 30.0)])
+    script = make_training([(0.2, 30.0)])
     script.main_spans = script.main_spans[:1]  # the wait; the step has not ended
-    Growing(script, tmp_path / "run" / "node-a").until(28)
+    GrowingRecording(script, tmp_path / "run" / "node-a").write_until(28)
     live = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS).update(0)
     (rank,) = live.report.ranks
     item = live.ranks["node-a", rank.pid]
@@ -82,9 +84,9 @@ def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
 
 
 def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
-    growing: Growing, job: LiveJob, tmp_path: Path
+    growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
-    growing.until(20)  # the last clock is of 19 s, the last sample of 19.9 s
+    growing.write_until(20)  # the last clock is of 19 s, the last sample of 19.9 s
     at = 20 * SECOND
 
     def states(now_ns: int) -> list[tuple[str, str]]:
@@ -93,7 +95,7 @@ def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
     assert states(at) == [("recording", "")]
     assert states(at + 2 * SILENT_NS) == [("silent", "")]
     assert not job.update(at).ended
-    growing.until(24)
+    growing.write_until(24)
     assert states(at + 2 * SILENT_NS) == [("recording", "")], "it grew: its clock is behind ours"
     growing.stop()
     assert states(at) == [("ended", "the duration is over")]
@@ -104,11 +106,11 @@ def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
 
 
 def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
-    growing: Growing, job: LiveJob, tmp_path: Path
+    growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
-    growing.until(8)
-    other = Growing(training(STEPS), tmp_path / "run" / "node-b")
-    other.until(38)
+    growing.write_until(8)
+    other = GrowingRecording(make_training(STEPS), tmp_path / "run" / "node-b")
+    other.write_until(38)
     live = job.update(38 * SECOND)
     assert [(node.name, node.state) for node in live.nodes] == [
         ("node-a", "silent"),
@@ -123,16 +125,16 @@ def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) ->
     with pytest.raises(NoRecording, match=r"no \.cpf files"):
         job.update(0)
     for name in ("node-a", "node-b"):
-        Growing(training(STEPS), tmp_path / "run" / name).until(12)
+        GrowingRecording(make_training(STEPS), tmp_path / "run" / name).write_until(12)
         names = [node.name for node in job.update(0).nodes]
     assert names == ["node-a", "node-b"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "folder"])
 def test_damage_of_any_kind_never_breaks_a_look(
-    growing: Growing, job: LiveJob, tmp_path: Path, damage: str
+    growing: GrowingRecording, job: LiveJob, tmp_path: Path, damage: str
 ) -> None:
-    growing.until(12)
+    growing.write_until(12)
     job.update(0)
     segment = tmp_path / "run" / "node-a" / "000001.cpf"
     if damage == "garbage":

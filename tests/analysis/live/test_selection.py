@@ -18,8 +18,8 @@ from clusterprof.analysis.live.settler import WindowSettler
 from clusterprof.report.live import LiveView
 from clusterprof.trace.live_files import SETTLED_NAMES, TEMPORARY_NAME, VIEWER_FILE
 from tests.support import waiting_jobs
-from tests.support.growing import STEPS, WINDOW_NS, Growing
-from tests.support.recordings import SECOND, training
+from tests.support.growing_recording import STEPS, WINDOW_NS, GrowingRecording
+from tests.support.recordings import SECOND, make_training
 
 LIMITS = build_limits({})
 NODES = ("node-a", "node-b", "node-c")
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     """Three nodes of a job, 38 s long and settled up to 36 s."""
     run = tmp_path / "run"
     for name in NODES:
-        Growing(training(STEPS), run / name).until(38)
+        GrowingRecording(make_training(STEPS), run / name).write_until(38)
         settle(run / name)
     return run
 
@@ -180,12 +180,12 @@ def test_the_end_that_most_nodes_have_settled_is_chosen() -> None:
 
 def test_a_node_that_settles_less_often_is_not_read_directly(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    growing = {name: Growing(training(STEPS), run / name) for name in NODES}
+    growing = {name: GrowingRecording(make_training(STEPS), run / name) for name in NODES}
     settlers = {name: WindowSettler(run / name, LIMITS, WINDOW_NS) for name in NODES}
     job = LiveJob([run], LIMITS, WINDOW_NS, 1)
     for second, settled_nodes in ((30, NODES), (34, NODES[:2]), (38, NODES[:2])):
         for name in NODES:
-            growing[name].until(second)
+            growing[name].write_until(second)
             if name in settled_nodes:
                 settlers[name].poll()
                 settlers[name].settle()
@@ -198,7 +198,7 @@ def test_a_node_that_settles_less_often_is_not_read_directly(tmp_path: Path) -> 
 
 def test_a_node_with_another_clock_takes_part(run: Path) -> None:
     hour_ns = 3600 * SECOND
-    Growing(training(STEPS), run / "node-d", hour_ns).until(38)
+    GrowingRecording(make_training(STEPS), run / "node-d", hour_ns).write_until(38)
     settle(run / "node-d")
     live = look(run)
     # Its windows end at multiples of 4 s of its own clock, which is ahead by a multiple.
@@ -235,8 +235,8 @@ def test_waits_are_blamed_across_nodes_that_settled_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    for number, script in enumerate(waiting_jobs.job((0.3, 0.5), (0.0, 0.5))):
-        Growing(script, run / f"node-{number}").until(57)
+    for number, script in enumerate(waiting_jobs.make_scripts((0.3, 0.5), (0.0, 0.5))):
+        GrowingRecording(script, run / f"node-{number}").write_until(57)
         settle(run / f"node-{number}", 60 * SECOND)
     job = LiveJob([run], LIMITS, 60 * SECOND, 1)
     live = job.update(57 * SECOND)

@@ -15,19 +15,19 @@ from clusterprof.analysis.live.settled_file import (
 )
 from clusterprof.analysis.live.settler import MAX_CPU_RATIO, MAX_PERIOD_NS, PERIOD_NS, WindowSettler
 from clusterprof.trace.live_files import SETTLED_NAMES
-from tests.support.growing import STEPS, WINDOW_NS, Growing
-from tests.support.recordings import SECOND, training
+from tests.support.growing_recording import STEPS, WINDOW_NS, GrowingRecording
+from tests.support.recordings import SECOND, make_training
 
 LIMITS = build_limits({})
 
 
 @pytest.fixture
-def growing(tmp_path: Path) -> Growing:
-    return Growing(training(STEPS), tmp_path / "node-a")
+def growing(tmp_path: Path) -> GrowingRecording:
+    return GrowingRecording(make_training(STEPS), tmp_path / "node-a")
 
 
 @pytest.fixture
-def settler(tmp_path: Path, growing: Growing) -> WindowSettler:
+def settler(tmp_path: Path, growing: GrowingRecording) -> WindowSettler:
     return WindowSettler(tmp_path / "node-a", LIMITS, WINDOW_NS)
 
 
@@ -40,9 +40,9 @@ def read_windows(folder: Path) -> dict[int, SettledNode]:
 
 
 def test_the_window_ends_at_a_multiple_of_the_period(
-    growing: Growing, settler: WindowSettler, tmp_path: Path
+    growing: GrowingRecording, settler: WindowSettler, tmp_path: Path
 ) -> None:
-    growing.until(38)
+    growing.write_until(38)
     settler.poll()
     assert settler.is_due()
     settler.settle()
@@ -60,10 +60,10 @@ def test_the_window_ends_at_a_multiple_of_the_period(
 
 
 def test_the_newest_two_windows_are_kept(
-    growing: Growing, settler: WindowSettler, tmp_path: Path
+    growing: GrowingRecording, settler: WindowSettler, tmp_path: Path
 ) -> None:
     for second, ends in ((13, {12}), (18, {12, 16}), (22, {16, 20})):
-        growing.until(second)
+        growing.write_until(second)
         settler.poll()
         assert settler.is_due()
         settler.settle()
@@ -83,9 +83,9 @@ def test_a_node_that_costs_more_is_settled_less_often() -> None:
 
 
 def test_nothing_is_written_to_a_full_disk(
-    growing: Growing, settler: WindowSettler, tmp_path: Path
+    growing: GrowingRecording, settler: WindowSettler, tmp_path: Path
 ) -> None:
-    growing.until(38)
+    growing.write_until(38)
     growing.report_full_disk()
     settler.poll()
     settler.settle()

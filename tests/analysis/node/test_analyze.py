@@ -15,7 +15,7 @@ from clusterprof.analysis.timeline.model import Chunk, Process
 from clusterprof.analysis.timeline.network_counters import NetworkMeter
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import header
+from tests.support.builders import make_header
 
 Watch = Callable[[Iterable[Chunk]], Iterable[Chunk]]
 
@@ -53,4 +53,4 @@ def make_chunk(second: int, start_ns: np.ndarray) -> Chunk:
     table = SpanTable(start_ns, start_ns + 1000, none, none, none, none, none)
     process = Process(7, 1, 1, "python", {}, {layout.STEP: table}, {}, None)
     span_ns = second * 10**9, (second + 1) * 10**9
-    return Chunk(header(), *span_ns, second == 0, False, {}, {7: process}, (), (), ())
+    return Chunk(make_header(), *span_ns, second == 0, False, {}, {7: process}, (), (), ())

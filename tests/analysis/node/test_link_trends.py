@@ -12,13 +12,13 @@ import pytest
 from clusterprof.analysis.node.link_trends import LinkTrends
 from clusterprof.analysis.timeline.model import Chunk
 from clusterprof.trace.schema import Event
-from tests.support.builders import chunk, counter, gauge, header
+from tests.support.builders import make_chunk, make_counter, make_gauge, make_header
 
 GPU, PORT = "GPU-1", "mlx5_0/1"
 RESEAT = ": reseat or replace the card, its riser or the cable before it fails"
 REPLAYS = "gpu.pcie_replays_total"
 NODE = replace(
-    header(), devices=[{"id": GPU, "index": 0, "pcie_width_max": 16, "pcie_generation_max": 5}]
+    make_header(), devices=[{"id": GPU, "index": 0, "pcie_width_max": 16, "pcie_generation_max": 5}]
 )
 
 
@@ -33,12 +33,16 @@ def count_by_minute(name: str, device: str, errors: Sequence[int], before: int =
     """A recording with so many errors in each minute; the counter began long before."""
     totals = np.concatenate([[before], before + np.cumsum(errors)])
     times = [0.0, *(60.0 * minute + 30 for minute in range(len(errors)))]
-    return chunk(60.0 * len(errors), series={(name, device): counter(times, totals)}, node=NODE)
+    return make_chunk(
+        60.0 * len(errors), series={(name, device): make_counter(times, totals)}, node=NODE
+    )
 
 
 def read_by_minute(name: str, device: str, values: Sequence[float]) -> Chunk:
     times = [60.0 * minute + 30 for minute in range(len(values))]
-    return chunk(60.0 * len(values), series={(name, device): gauge(times, values)}, node=NODE)
+    return make_chunk(
+        60.0 * len(values), series={(name, device): make_gauge(times, values)}, node=NODE
+    )
 
 
 def test_more_replays_than_eight_in_a_minute() -> None:
@@ -94,18 +98,22 @@ def test_ten_symbol_errors_are_of_an_hour() -> None:
 
 def test_a_counter_that_began_anew_or_was_not_read_adds_nothing() -> None:
     for values in ([100, 0, 5], [100, np.nan, 200], [np.nan, np.nan, np.nan]):
-        readings = counter([0, 60, 120], values)
-        assert notes(chunk(180, series={(REPLAYS, GPU): readings}, node=NODE)) == ()
+        readings = make_counter([0, 60, 120], values)
+        assert notes(make_chunk(180, series={(REPLAYS, GPU): readings}, node=NODE)) == ()
 
 
 def test_readings_that_chunks_share_count_once() -> None:
     # The second chunk begins at 60 s and repeats the reading before it, as chunks do.
-    first = chunk(60, series={(REPLAYS, GPU): counter([0, 30, 55], [0, 5, 5])}, node=NODE)
-    later = counter([30, 55, 70, 90], [5, 5, 5, 9])
-    second = replace(chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9)
+    first = make_chunk(60, series={(REPLAYS, GPU): make_counter([0, 30, 55], [0, 5, 5])}, node=NODE)
+    later = make_counter([30, 55, 70, 90], [5, 5, 5, 9])
+    second = replace(
+        make_chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9
+    )
     assert notes(first, second) == ()  # 5 in the first minute, 4 in the second
-    later = counter([30, 55, 70, 90], [5, 5, 5, 14])
-    second = replace(chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9)
+    later = make_counter([30, 55, 70, 90], [5, 5, 5, 14])
+    second = replace(
+        make_chunk(120, series={(REPLAYS, GPU): later}, node=NODE), start_ns=60 * 10**9
+    )
     [note] = notes(first, second)
     assert "14 packets sent again, 9 in one minute" in note
 
@@ -197,7 +205,7 @@ def test_errors_of_a_link_below_the_limit_are_no_trouble() -> None:
 
 
 def test_an_nvlink_above_the_bit_error_rate_of_nvidia_is_named() -> None:
-    quiet = chunk(60, node=NODE)
+    quiet = make_chunk(60, node=NODE)
     rates = [[0, 15e-255], [1, 1e-12], [2, 2e-12]]
     again = {"error_rates": [[2, 1e-13]], "remotes": [(2, "a GPU", "")]}
     assert notes(with_events(quiet, {"error_rates": rates}, again)) == (

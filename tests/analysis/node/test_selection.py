@@ -18,10 +18,10 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.wording import list_imbalances
 from clusterprof.report.model import Report
 from tests.support.faulty_recordings import HOUR, Machine, write_on
-from tests.support.random_jobs import law, scripts
-from tests.support.recordings import SECOND, Script, write
-from tests.support.report_checks import check_history
-from tests.support.waiting_jobs import job
+from tests.support.random_jobs import check_conservation, draw_scripts
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.report_laws import check_history
+from tests.support.waiting_jobs import make_scripts
 
 SLOW = settings(
     max_examples=5,
@@ -36,8 +36,8 @@ SLOW = settings(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30 steps of 1 s from 1.0 s on; rank 0 loads for 0.4 s of each, rank 1 waits for it."""
     folder = tmp_path_factory.mktemp("run")
-    for number, script in enumerate(job((0.4, 0.5), (0.0, 0.5), steps=30)):
-        write(script, folder / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.4, 0.5), (0.0, 0.5), steps=30)):
+        write_recording(script, folder / f"node-{number}")
     return folder
 
 
@@ -113,7 +113,7 @@ def test_times_are_those_of_the_run_whatever_a_nodes_clock_shows(tmp_path: Path)
 
 
 @SLOW
-@given(scripts(), st.floats(0, 12), st.floats(0.1, 12), st.integers(0, 20), st.integers(1, 9))
+@given(draw_scripts(), st.floats(0, 12), st.floats(0.1, 12), st.integers(0, 20), st.integers(1, 9))
 def test_the_laws_hold_in_any_part_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory,
     script: Script,
@@ -122,15 +122,15 @@ def test_the_laws_hold_in_any_part_however_it_is_cut(
     first: int,
     count: int,
 ) -> None:
-    folder = write(script, tmp_path_factory.mktemp("run") / "node-1")
+    folder = write_recording(script, tmp_path_factory.mktemp("run") / "node-1")
     begin, end = round(since * SECOND), round((since + length) * SECOND)
     for window in (Selection(begin, end), Selection(None, None, first, first + count)):
         whole, cut = (
             analyze_node(folder, build_limits({}), ns, window=window).ranks[0]
             for ns in (10**15, 10**9)
         )
-        law(whole)
-        law(cut)
+        check_conservation(whole)
+        check_conservation(cut)
         assert whole.ledger.in_step_ns == cut.ledger.in_step_ns
         assert whole.ledger.lost_ns == cut.ledger.lost_ns
         if not window.by_steps:

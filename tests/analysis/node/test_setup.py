@@ -27,7 +27,16 @@ from clusterprof.probe.layout import (
     TORCH_PROFILER,
     WORKER_START,
 )
-from tests.support.builders import activity, chunk, counter, gauge, header, process, spans, thread
+from tests.support.builders import (
+    make_chunk,
+    make_counter,
+    make_gauge,
+    make_header,
+    make_process,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
 
 GIB = 1 << 30
 CPUS = {"online": "0-7", "cores": ["0,4", "1,5", "2,6", "3,7"], "nodes": {"0": "0-3", "1": "4-7"}}
@@ -42,7 +51,7 @@ HOST: dict[str, Any] = {
     ],
     "hcas": [{"name": "mlx5_0"}],
 }
-NODE = header(**HOST)
+NODE = make_header(**HOST)
 
 
 def gathered(*chunks: Chunk) -> NodeSetup:
@@ -57,10 +66,10 @@ def placed(item: Process, *cpus: int) -> Process:
 
 def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
     """Four workers for training, and two for evaluation that were waited for less."""
-    begun = spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
-    waits = spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
+    begun = make_spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
+    waits = make_spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
     gathered_tables = gathered(
-        chunk(10, [process(100, spans={LOADER_START: begun, DATA_WAIT: waits})])
+        make_chunk(10, [make_process(100, spans={LOADER_START: begun, DATA_WAIT: waits})])
     )
     assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
         4, prefetch=2, pinned=True, persistent=False
@@ -68,10 +77,11 @@ def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
 
 
 def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
-    begun = {LOADER_START: spans((0, 1, 3, 0, 0, 0)), STEP: spans((1, 2))}
-    later = {DATA_WAIT: spans((11, 15, 0, 201, 3))}
+    begun = {LOADER_START: make_spans((0, 1, 3, 0, 0, 0)), STEP: make_spans((1, 2))}
+    later = {DATA_WAIT: make_spans((11, 15, 0, 201, 3))}
     gathered_tables = gathered(
-        chunk(10, [process(100, spans=begun)]), chunk(20, [process(100, spans=later)], start=10)
+        make_chunk(10, [make_process(100, spans=begun)]),
+        make_chunk(20, [make_process(100, spans=later)], start=10),
     )
     assert gathered_tables.ranks[100, 1].loader == LoaderSettings(
         3, prefetch=None, pinned=False, persistent=False
@@ -80,40 +90,46 @@ def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
 
 def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
     """-1: not PyTorch's."""
-    waits = {DATA_WAIT: spans((1, 4, -1, -1, -1, -1))}
-    gathered_tables = gathered(chunk(10, [process(100, spans=waits)]))
+    waits = {DATA_WAIT: make_spans((1, 4, -1, -1, -1, -1))}
+    gathered_tables = gathered(make_chunk(10, [make_process(100, spans=waits)]))
     assert gathered_tables.ranks == {(100, 1): ProcessSetup()}
 
 
 def test_modes_for_debugging_have_a_share_of_the_time_in_steps() -> None:
     """8 of 20 in steps with anomaly detection, of which 4 with the profiler, too."""
     both = ANOMALY_DETECTION | TORCH_PROFILER
-    first = {STEP: spans((0, 10)), DEBUG_MODES: spans((0, 4, ANOMALY_DETECTION), (4, 8, both))}
-    second = {STEP: spans((10, 20))}
+    first = {
+        STEP: make_spans((0, 10)),
+        DEBUG_MODES: make_spans((0, 4, ANOMALY_DETECTION), (4, 8, both)),
+    }
+    second = {STEP: make_spans((10, 20))}
     setup = gathered(
-        chunk(10, [process(100, spans=first)]), chunk(20, [process(100, spans=second)], start=10)
+        make_chunk(10, [make_process(100, spans=first)]),
+        make_chunk(20, [make_process(100, spans=second)], start=10),
     ).ranks[100, 1]
     assert setup.debug_mode_ratios == {TORCH_PROFILER: 0.2, ANOMALY_DETECTION: 0.4}
 
 
 def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:
-    main = placed(process(100, spans={STEP: spans((0, 1))}), 0, 1)
-    work = {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))}
-    gathered_tables = gathered(chunk(10, [main, placed(process(200, 100, work), 1, 5)], node=NODE))
+    main = placed(make_process(100, spans={STEP: make_spans((0, 1))}), 0, 1)
+    work = {WORKER_START: make_spans((0, 1)), FETCH: make_spans((0, 4))}
+    gathered_tables = gathered(
+        make_chunk(10, [main, placed(make_process(200, 100, work), 1, 5)], node=NODE)
+    )
     assert gathered_tables.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
 
 
 def test_the_machine_as_header_and_counters_tell_it() -> None:
     series = {
-        ("memory.available_bytes", ""): gauge([0, 5, 10], [40 * GIB, 5 * GIB, 30 * GIB]),
-        ("cgroup.cpu_quota_ratio", ""): gauge([0, 10], [4.0, 6.0]),
-        ("cgroup.memory_limit_bytes", ""): gauge([0, 10], [32 * GIB, 32 * GIB]),
-        ("cgroup.quota_periods_total", ""): counter([0, 10], [100, 200]),
-        ("cgroup.throttled_periods_total", ""): counter([0, 10], [10, 35]),
-        ("cgroup.memory_high_events_total", ""): counter([0, 10], [5, 12]),
-        ("nfs.connections_count", "/data"): gauge([0, 10], [1, 2]),
+        ("memory.available_bytes", ""): make_gauge([0, 5, 10], [40 * GIB, 5 * GIB, 30 * GIB]),
+        ("cgroup.cpu_quota_ratio", ""): make_gauge([0, 10], [4.0, 6.0]),
+        ("cgroup.memory_limit_bytes", ""): make_gauge([0, 10], [32 * GIB, 32 * GIB]),
+        ("cgroup.quota_periods_total", ""): make_counter([0, 10], [100, 200]),
+        ("cgroup.throttled_periods_total", ""): make_counter([0, 10], [10, 35]),
+        ("cgroup.memory_high_events_total", ""): make_counter([0, 10], [5, 12]),
+        ("nfs.connections_count", "/data"): make_gauge([0, 10], [1, 2]),
     }
-    gathered_tables = gathered(chunk(10, [], series, node=NODE))
+    gathered_tables = gathered(make_chunk(10, [], series, node=NODE))
     assert gathered_tables.machine == Machine(
         "node",
         cpus=8,
@@ -133,22 +149,26 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
 
 def test_who_used_the_cpus() -> None:
     """The job ran for 3 of the 12 s that were used: others for three quarters."""
-    main = process(100, spans={STEP: spans((0, 1))}, thread=thread(activity("U3 S7"), 10))
+    main = make_process(
+        100, spans={STEP: make_spans((0, 1))}, thread=make_thread(parse_activity("U3 S7"), 10)
+    )
     series = {
-        ("cpu.user_ns_total", "all"): counter([0, 9.9], [0, 8e9]),
-        ("cpu.system_ns_total", "all"): counter([0, 9.9], [0, 4e9]),
+        ("cpu.user_ns_total", "all"): make_counter([0, 9.9], [0, 8e9]),
+        ("cpu.system_ns_total", "all"): make_counter([0, 9.9], [0, 4e9]),
     }
-    machine = gathered(chunk(10, [main], series)).machine
+    machine = gathered(make_chunk(10, [main], series)).machine
     assert machine.other_processes_cpu_ratio == 0.75
     ((name, pid, cpus),) = machine.cpu_users
     assert (name, pid) == (main.name, 100) and 0.29 < cpus < 0.31
-    assert gathered(chunk(10, [main])).machine.other_processes_cpu_ratio is None
+    assert gathered(make_chunk(10, [main])).machine.other_processes_cpu_ratio is None
 
 
 def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> None:
-    main = process(100, spans={STEP: spans((0, 1))}, thread=thread(activity("U3 R5 S2"), 10))
-    burner = process(300, thread=thread(activity("U9 S1"), 10))
-    machine = gathered(chunk(10, [main, burner])).machine
+    main = make_process(
+        100, spans={STEP: make_spans((0, 1))}, thread=make_thread(parse_activity("U3 R5 S2"), 10)
+    )
+    burner = make_process(300, thread=make_thread(parse_activity("U9 S1"), 10))
+    machine = gathered(make_chunk(10, [main, burner])).machine
     assert machine.job_cpus_wanted is not None
     assert 0.78 < machine.job_cpus_wanted < 0.82  # 3 + 5 of 10 s, without the burner's
     assert [(pid, round(cpus, 1)) for _, pid, cpus in machine.cpu_users] == [(300, 0.9), (100, 0.3)]
@@ -157,7 +177,7 @@ def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> No
 
 def test_an_empty_node_knows_nothing() -> None:
     assert gathered() == NodeSetup(Machine("node"))
-    assert gathered(chunk(10)).machine == Machine("node")
+    assert gathered(make_chunk(10)).machine == Machine("node")
 
 
 def test_who_began_the_job() -> None:

@@ -14,44 +14,52 @@ from clusterprof.analysis.timeline.device_sync import (
 )
 from clusterprof.analysis.timeline.model import Rank
 from clusterprof.probe import layout
-from tests.support.builders import activity, ints, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+    to_ns_array,
+)
 
 WHOLE = layout.WHOLE_NS
 SECOND = 1_000_000_000
 
 
 def build_rank(doing: str, *syncs: tuple[float, float, int, int], hz: float = 1) -> Rank:
-    samples = thread(activity(doing), 10, hz=hz)
-    return rank(10, process(100, spans={layout.SYNC: spans(*syncs)}, thread=samples))
+    samples = make_thread(parse_activity(doing), 10, hz=hz)
+    return make_rank(10, make_process(100, spans={layout.SYNC: make_spans(*syncs)}, thread=samples))
 
 
 def measure(timeline: Rank, column: str, *intervals: tuple[float, float]) -> list[float]:
-    start, end = (ints(edges) for edges in zip(*intervals))
+    start, end = (to_ns_array(edges) for edges in zip(*intervals))
     grown = measure_increase_outside_waits(timeline, column, start, end)
     assert grown is not None
     return [round(value / 1e9, 6) for value in grown.tolist()]
 
 
 def test_a_span_of_several_waits_is_a_wait_if_half_of_it_was_waited() -> None:
-    syncs = spans((4, 6, ns(0.9), 9), (1, 2, WHOLE, 1), (7, 9, ns(1), 3))
-    main = process(100, spans={layout.SYNC: syncs})
+    syncs = make_spans((4, 6, ns(0.9), 9), (1, 2, WHOLE, 1), (7, 9, ns(1), 3))
+    main = make_process(100, spans={layout.SYNC: syncs})
     assert [column.tolist() for column in select_device_waits(main)] == [
         [ns(1), ns(7)],
         [ns(2), ns(9)],
     ]
-    assert find_samples_in_waits(main, ints([0.5, 1, 1.9, 2, 5, 8, 9])).tolist() == [
+    assert find_samples_in_waits(main, to_ns_array([0.5, 1, 1.9, 2, 5, 8, 9])).tolist() == [
         *(False, True, True, False),
         *(False, True, False),
     ]
-    assert not find_samples_in_waits(process(100), ints([1, 2])).any()
+    assert not find_samples_in_waits(make_process(100), to_ns_array([1, 2])).any()
 
 
 def test_time_waited_counts_as_far_as_it_was_waited() -> None:
     timeline = build_rank("I10", (1, 2, WHOLE, 1), (4, 8, ns(1), 9))
-    got = measure_device_sync(timeline, ints([0, 1.5, 4, 8]), ints([10, 6, 5, 9]))
+    got = measure_device_sync(timeline, to_ns_array([0, 1.5, 4, 8]), to_ns_array([10, 6, 5, 9]))
     np.testing.assert_allclose(got / 1e9, [2.0, 1.0, 0.25, 0.0])
-    unmarked = rank(10, process(100))
-    assert measure_device_sync(unmarked, ints([0]), ints([10])).tolist() == [0.0]
+    unmarked = make_rank(10, make_process(100))
+    assert measure_device_sync(unmarked, to_ns_array([0]), to_ns_array([10])).tolist() == [0.0]
 
 
 def test_a_thread_that_sleeps_in_its_waits_ran_outside_them() -> None:
@@ -83,17 +91,17 @@ def test_waiting_for_a_cpu_is_no_polling() -> None:
 
 def test_nothing_is_known_without_waits_or_samples() -> None:
     assert measure_increase_outside_waits(build_rank("U10"), "on_cpu_ns", *EDGES) is None
-    main = process(100, spans={layout.SYNC: spans((1, 2, WHOLE, 1))})
-    assert measure_increase_outside_waits(rank(10, main), "on_cpu_ns", *EDGES) is None
+    main = make_process(100, spans={layout.SYNC: make_spans((1, 2, WHOLE, 1))})
+    assert measure_increase_outside_waits(make_rank(10, main), "on_cpu_ns", *EDGES) is None
 
 
-EDGES = ints([0]), ints([10])
+EDGES = to_ns_array([0]), to_ns_array([10])
 
 
 def test_rows_after_a_wait_are_drained_until_something_else_comes() -> None:
     # A wait in [2, 3); one that waited for a tenth of [7, 8) only, which does not count.
-    syncs = spans((2, 3, SECOND, 1), (7, 8, SECOND // 10, 4))
-    main = process(100, spans={layout.SYNC: syncs})
+    syncs = make_spans((2, 3, SECOND, 1), (7, 8, SECOND // 10, 4))
+    main = make_process(100, spans={layout.SYNC: syncs})
     start_s = np.array([0, 2, 3, 4, 5, 6, 8])
     end_s = np.array([2, 3, 4, 5, 6, 7, 9])
     chosen = np.array([True, True, True, True, False, True, True])
@@ -104,4 +112,4 @@ def test_rows_after_a_wait_are_drained_until_something_else_comes() -> None:
 
 def test_without_marked_waits_no_row_is_drained() -> None:
     t = np.array([0, SECOND])
-    assert not find_drained_rows(process(100), t, t + SECOND, np.array([True, True])).any()
+    assert not find_drained_rows(make_process(100), t, t + SECOND, np.array([True, True])).any()

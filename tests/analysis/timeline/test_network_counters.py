@@ -17,7 +17,7 @@ from clusterprof.analysis.timeline.network_counters import (
 )
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import header, ints
+from tests.support.builders import make_header, to_ns_array
 
 SECOND = 1_000_000_000
 BYTES, SPEED = ("network.transmit_bytes_total", "eth0"), ("network.link_bytes_per_second", "eth0")
@@ -27,7 +27,7 @@ def chunk(
     begin: float, end: float, operations: list[tuple[float, float]], **readings: object
 ) -> Chunk:
     """A chunk with one rank; a reading once a second, those outside [begin - 2, end] left out."""
-    start, stop = ints([a for a, _ in operations]), ints([b for _, b in operations])
+    start, stop = to_ns_array([a for a, _ in operations]), to_ns_array([b for _, b in operations])
     none = np.zeros(start.size, np.int64)
     spans = {layout.COLLECTIVE: SpanTable(start, stop, none, none, none, none, none)}
     rank = Process(7, 1, 1, "python", {}, spans, {}, None)
@@ -39,7 +39,7 @@ def chunk(
             t_ns[batch], np.array(values, float)[batch], name.endswith("_total")
         )
     span = round(begin * SECOND), round(end * SECOND)
-    return Chunk(header(), *span, begin == 0, False, series, {7: rank}, (), (), ())
+    return Chunk(make_header(), *span, begin == 0, False, series, {7: rank}, (), (), ())
 
 
 def metered(*chunks: Chunk) -> NodeNetworkTotals:
@@ -154,9 +154,9 @@ def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:
     of = dict(zip(names, (readings, slow)))
     made_up = [{"name": "eth0", "physical": False}]
     timeline = chunk(0, 3, [(0.0, 3.0)], of=of)
-    assert metered(replace(timeline, header=header(nics=made_up))).total(*BYTES) == 2 * 10**9
+    assert metered(replace(timeline, header=make_header(nics=made_up))).total(*BYTES) == 2 * 10**9
     physical = [{"name": "eth0", "physical": True}]
-    assert metered(replace(timeline, header=header(nics=physical))).total(*BYTES) == 0
+    assert metered(replace(timeline, header=make_header(nics=physical))).total(*BYTES) == 0
     unread = chunk(0, 3, [(0.0, 3.0)], of={BYTES: readings, SPEED: [NAN] * 3})
     assert metered(unread).total(*BYTES) == 2 * 10**9
 

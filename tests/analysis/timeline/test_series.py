@@ -7,10 +7,10 @@ import pytest
 
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import Rank
-from tests.support.builders import counter, gauge, ints, process, rank
+from tests.support.builders import make_counter, make_gauge, make_process, make_rank, to_ns_array
 
 NAN = float("nan")
-READ = counter([0, 0.1, 0.2], [10, 30, 90])
+READ = make_counter([0, 0.1, 0.2], [10, 30, 90])
 
 
 @pytest.mark.parametrize(
@@ -28,52 +28,56 @@ READ = counter([0, 0.1, 0.2], [10, 30, 90])
     ],
 )
 def test_rise_of_a_counter(start: float, end: float, expected: float) -> None:
-    increase = series.compute_increase(READ, ints([start]), ints([end]))
+    increase = series.compute_increase(READ, to_ns_array([start]), to_ns_array([end]))
     np.testing.assert_allclose(increase, [expected], rtol=1e-12)
 
 
 def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
     # 0 -> 100 -> (reset) 5 -> 25: the middle difference is unusable
-    read = counter([0, 1, 2, 3], [0, 100, 5, 25])
-    start, end = ints([0, 0.5, 1, 1.5, 2, 2.5]), ints([1, 1.5, 2, 1.6, 3, 3])
+    read = make_counter([0, 1, 2, 3], [0, 100, 5, 25])
+    start, end = to_ns_array([0, 0.5, 1, 1.5, 2, 2.5]), to_ns_array([1, 1.5, 2, 1.6, 3, 3])
     np.testing.assert_allclose(
         series.compute_increase(read, start, end), [100, NAN, NAN, NAN, 20, 10]
     )
 
 
 def test_a_missing_reading_spoils_both_its_neighbours() -> None:
-    read = counter([0, 1, 2, 3, 4], [0, 10, NAN, 30, 40])
-    start, end = ints([0, 0, 1, 2, 3]), ints([1, 2, 3, 3, 4])
+    read = make_counter([0, 1, 2, 3, 4], [0, 10, NAN, 30, 40])
+    start, end = to_ns_array([0, 0, 1, 2, 3]), to_ns_array([1, 2, 3, 3, 4])
     np.testing.assert_allclose(series.compute_increase(read, start, end), [10, NAN, NAN, NAN, 10])
 
 
 def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
-    t_ns, denied = ints([0, 1, 2]), np.array([-1, -1, -1], np.int64)
-    column_increase = series.compute_column_increase(t_ns, denied, ints([0]), ints([2]))
+    t_ns, denied = to_ns_array([0, 1, 2]), np.array([-1, -1, -1], np.int64)
+    column_increase = series.compute_column_increase(
+        t_ns, denied, to_ns_array([0]), to_ns_array([2])
+    )
     np.testing.assert_allclose(column_increase, [NAN])
     partly = np.array([5, -1, 9], np.int64)
     np.testing.assert_allclose(
-        series.compute_column_increase(t_ns, partly, ints([0]), ints([2])), [NAN]
+        series.compute_column_increase(t_ns, partly, to_ns_array([0]), to_ns_array([2])), [NAN]
     )
 
 
-@pytest.mark.parametrize("readings", [counter([], []), counter([1], [5])])
+@pytest.mark.parametrize("readings", [make_counter([], []), make_counter([1], [5])])
 def test_one_reading_says_nothing(readings: series.Series) -> None:
-    assert np.isnan(series.compute_increase(readings, ints([1]), ints([1]))).all()
-    assert np.isnan(series.compute_mean(readings, ints([1]), ints([2]))).all()
+    assert np.isnan(series.compute_increase(readings, to_ns_array([1]), to_ns_array([1]))).all()
+    assert np.isnan(series.compute_mean(readings, to_ns_array([1]), to_ns_array([2]))).all()
 
 
 def test_a_gauge_holds_until_the_next_reading() -> None:
-    busy = gauge([0, 0.1, 0.2, 0.4], [1.0, 0.0, 0.5, 9.0])
-    start, end = ints([0.05, 0, 0.1, 0.3, 0.5]), ints([0.15, 0.4, 0.4, 0.9, 0.6])
+    busy = make_gauge([0, 0.1, 0.2, 0.4], [1.0, 0.0, 0.5, 9.0])
+    start, end = to_ns_array([0.05, 0, 0.1, 0.3, 0.5]), to_ns_array([0.15, 0.4, 0.4, 0.9, 0.6])
     # 0-0.4: (0.1·1 + 0.1·0 + 0.2·0.5) / 0.4 = 0.5; 0.1-0.4: 0.1/0.3; beyond the last: nothing
     expected = [0.5, 0.5, 1 / 3, 0.5, NAN]
     np.testing.assert_allclose(series.compute_mean(busy, start, end), expected)
 
 
 def test_a_missing_gauge_has_no_weight() -> None:
-    busy = gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
-    np.testing.assert_allclose(series.compute_mean(busy, ints([0, 1]), ints([3, 2])), [0.5, NAN])
+    busy = make_gauge([0, 1, 2, 3], [1.0, NAN, 0.0, 0.0])
+    np.testing.assert_allclose(
+        series.compute_mean(busy, to_ns_array([0, 1]), to_ns_array([3, 2])), [0.5, NAN]
+    )
 
 
 NAME = "gpu.sm_active_ratio"
@@ -83,77 +87,82 @@ def device_with(**series_of: series.Series) -> Rank:
     """A rank whose device has these series: `busy`, `until`, `active`."""
     names = {"busy": "gpu.busy_ns_total", "until": "gpu.busy_until_ns", "active": NAME}
     table = {(names[key], "gpu-0"): value for key, value in series_of.items()}
-    return rank(10, process(100), device="gpu-0", series=table)
+    return make_rank(10, make_process(100), device="gpu-0", series=table)
 
 
 def test_busy_time_counts_up_to_the_end_of_the_drivers_period() -> None:
     # polled at 1.0, 1.1, ...; the driver's periods ended a little before. The third poll got the
     # period of the second again (and the same total): it is dropped.
-    busy = counter([1.0, 1.1, 1.2, 1.3], [0, 5, 5, 25])
-    until = gauge([1.0, 1.1, 1.2, 1.3], [0.97e9, 1.06e9, 1.06e9, 1.27e9])
+    busy = make_counter([1.0, 1.1, 1.2, 1.3], [0, 5, 5, 25])
+    until = make_gauge([1.0, 1.1, 1.2, 1.3], [0.97e9, 1.06e9, 1.06e9, 1.27e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert t_ns.tolist() == ints([0.97, 1.06, 1.27]).tolist()
+    assert t_ns.tolist() == to_ns_array([0.97, 1.06, 1.27]).tolist()
     assert busy_ns.tolist() == [0, 5, 25]
 
 
 def test_a_period_that_ends_after_its_poll_keeps_the_time_of_the_poll() -> None:
     # every second poll reads anew, 2 ms after its own time; the other one repeats that end
-    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 0, 50, 50, 80])
-    until = gauge([1.0, 1.1, 1.2, 1.3, 1.4], [1.002e9, 1.002e9, 1.202e9, 1.202e9, 1.402e9])
+    busy = make_counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 0, 50, 50, 80])
+    until = make_gauge([1.0, 1.1, 1.2, 1.3, 1.4], [1.002e9, 1.002e9, 1.202e9, 1.202e9, 1.402e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert t_ns.tolist() == ints([1.0, 1.2, 1.4]).tolist()
+    assert t_ns.tolist() == to_ns_array([1.0, 1.2, 1.4]).tolist()
     assert busy_ns.tolist() == [0, 50, 80]
 
 
 def test_an_end_that_cannot_be_right_leaves_the_time_of_the_poll() -> None:
     # at 1.1 the driver's clock was not understood, at 1.2 far ahead of ours, at 1.3 the end was
     # not read at all
-    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 9, 12, 20])
-    until = gauge([1.0, 1.1, 1.2, 1.4], [0.97e9, NAN, 9.25e9, 1.38e9])
+    busy = make_counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 9, 12, 20])
+    until = make_gauge([1.0, 1.1, 1.2, 1.4], [0.97e9, NAN, 9.25e9, 1.38e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert t_ns.tolist() == ints([0.97, 1.1, 1.2, 1.3, 1.38]).tolist()
+    assert t_ns.tolist() == to_ns_array([0.97, 1.1, 1.2, 1.3, 1.38]).tolist()
     assert busy_ns.tolist() == [0, 5, 9, 12, 20]
 
 
 def test_the_end_of_a_later_poll_is_no_end_of_this_one() -> None:
     # the poll at 1.1 read no end; that of 1.2 lies before it, and its reading is dropped
-    busy = counter([1.0, 1.1, 1.2, 1.3], [0, 5, 9, 12])
-    until = gauge([1.0, 1.2, 1.3], [0.97e9, 1.08e9, 1.28e9])
+    busy = make_counter([1.0, 1.1, 1.2, 1.3], [0, 5, 9, 12])
+    until = make_gauge([1.0, 1.2, 1.3], [0.97e9, 1.08e9, 1.28e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert t_ns.tolist() == ints([0.97, 1.1, 1.28]).tolist()
+    assert t_ns.tolist() == to_ns_array([0.97, 1.1, 1.28]).tolist()
     assert busy_ns.tolist() == [0, 5, 12]
 
 
 def test_times_increase_where_an_end_lies_before_the_last_one() -> None:
     # the second reading keeps its poll's time, 1.1; the third ended before that, at 1.05; so did
     # the fourth, which would follow the third
-    busy = counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 6, 7, 20])
-    until = gauge([1.0, 1.1, 1.2, 1.3, 1.4], [0.97e9, NAN, 1.05e9, 1.08e9, 1.38e9])
+    busy = make_counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 6, 7, 20])
+    until = make_gauge([1.0, 1.1, 1.2, 1.3, 1.4], [0.97e9, NAN, 1.05e9, 1.08e9, 1.38e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert t_ns.tolist() == ints([0.97, 1.1, 1.38]).tolist()
+    assert t_ns.tolist() == to_ns_array([0.97, 1.1, 1.38]).tolist()
     assert busy_ns.tolist() == [0, 5, 20]
 
 
 def test_without_ends_busy_time_counts_up_to_its_poll() -> None:
-    busy = counter([1.0, 1.1, 1.2], [0, 5, 5])
-    for given in (device_with(busy=busy), device_with(busy=busy, until=gauge([], []))):
+    busy = make_counter([1.0, 1.1, 1.2], [0, 5, 5])
+    for given in (device_with(busy=busy), device_with(busy=busy, until=make_gauge([], []))):
         t_ns, busy_ns = series.get_busy_readings(given)
-        assert (t_ns.tolist(), busy_ns.tolist()) == (ints([1.0, 1.1, 1.2]).tolist(), [0, 5, 5])
+        assert (t_ns.tolist(), busy_ns.tolist()) == (
+            to_ns_array([1.0, 1.1, 1.2]).tolist(),
+            [0, 5, 5],
+        )
 
 
 def test_a_missing_total_is_left_out_before_it_is_moved() -> None:
-    busy = counter([1.0, 1.1, 1.2], [0, NAN, 8])
-    until = gauge([1.0, 1.1, 1.2], [0.97e9, 1.07e9, 1.17e9])
+    busy = make_counter([1.0, 1.1, 1.2], [0, NAN, 8])
+    until = make_gauge([1.0, 1.1, 1.2], [0.97e9, 1.07e9, 1.17e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
-    assert (t_ns.tolist(), busy_ns.tolist()) == (ints([0.97, 1.17]).tolist(), [0, 8])
+    assert (t_ns.tolist(), busy_ns.tolist()) == (to_ns_array([0.97, 1.17]).tolist(), [0, 8])
 
 
 def test_a_mean_ends_where_the_drivers_period_does() -> None:
-    active = gauge([1.0, 1.1, 1.2], [0.5, 0.7, 0.7])
-    until = gauge([1.0, 1.1, 1.2], [0.97e9, 1.06e9, 1.06e9])
+    active = make_gauge([1.0, 1.1, 1.2], [0.5, 0.7, 0.7])
+    until = make_gauge([1.0, 1.1, 1.2], [0.97e9, 1.06e9, 1.06e9])
     moved = series.get_means_at_driver_times(device_with(active=active, until=until), NAME)
     assert moved is not None
-    assert moved.t_ns.tolist() == ints([0.97, 1.06]).tolist()  # the third is the second again
+    assert (
+        moved.t_ns.tolist() == to_ns_array([0.97, 1.06]).tolist()
+    )  # the third is the second again
     assert moved.values.tolist() == [0.5, 0.7]
     alone = series.get_means_at_driver_times(device_with(active=active), NAME)
     assert alone is active

@@ -12,8 +12,8 @@ import pytest
 from clusterprof.analysis.timeline import spans
 from clusterprof.analysis.timeline.spans import SpanTimes, SpanView, StepSpans
 from clusterprof.probe import layout
-from tests.support.builders import process
-from tests.support.builders import spans as table_of
+from tests.support.builders import make_process
+from tests.support.builders import make_spans as table_of
 
 VIEWS = [
     member
@@ -37,7 +37,7 @@ def test_each_kind_has_one_view() -> None:
 
 def test_a_view_shares_the_columns_in_their_order() -> None:
     table = table_of((0, 1, 7, 2, 32, 4096), (1, 3, 8, 2, 33, 4097))
-    main = process(100, spans={layout.STEP: table})
+    main = make_process(100, spans={layout.STEP: table})
     steps = main.get_spans(StepSpans)
     assert steps is not None
     assert steps.step is table.a and steps.marked_by is table.b
@@ -45,7 +45,7 @@ def test_a_view_shares_the_columns_in_their_order() -> None:
     assert steps.start_ns is table.start_ns and steps.sequence is table.sequence
     assert steps.select(steps.step == 8).tokens.tolist() == [4097]
     assert steps.select(np.array([1, 0])).step.tolist() == [8, 7]
-    assert process(101).get_spans(StepSpans) is None
+    assert make_process(101).get_spans(StepSpans) is None
 
 
 def test_the_specification_describes_as_many_values_as_each_kind_has() -> None:

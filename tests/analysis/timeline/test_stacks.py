@@ -10,7 +10,7 @@ import pytest
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackInterner
 from clusterprof.report.code import Place
 from clusterprof.trace.schema import Event, Spans
-from tests.support.builders import SECOND, build_chunks, header
+from tests.support.builders import SECOND, build_chunks, make_header
 
 FILES = [0, ["/job/train.py", "/job/data.py"]]
 PLACES = [0, [[0, 1, 10, "main"], [1, 5, 42, "augment"], [1, 5, 43, "augment"]]]
@@ -113,7 +113,7 @@ def test_samples_reach_their_process_and_are_no_spans() -> None:
         "stacks-defined",
         _define(files=FILES, places=PLACES, stacks=[1, [[0, 0]]]),
     )
-    (chunk,) = build_chunks([header(), samples, defined])
+    (chunk,) = build_chunks([make_header(), samples, defined])
     process = chunk.processes[7]
     assert list(process.spans) == [3]
     assert process.stacks is not None

@@ -135,7 +135,7 @@ def test_processes_and_their_order_change_no_byte(tmp_path: Path) -> None:
     for segment in segments:
         other = tmp_path / "b" / segment.relative_to(tmp_path / "a")
         assert segment.read_bytes() == other.read_bytes()
-    assert truth.read(tmp_path / "a") == truth.read(tmp_path / "b")
+    assert truth.read_truth(tmp_path / "a") == truth.read_truth(tmp_path / "b")
 
 
 def test_the_ledger_of_every_step_sums_to_that_of_the_rank(tmp_path: Path) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterprof_lab.real.account import NOBODY, OWN, pieces, shared, sum_losses
-from clusterprof_lab.real.stopwatches import Busy, Item, Life, Operation, Phase, read_stopwatches
-from clusterprof_lab.real.verdict import leaf_of, lost_rows, outside_rows
-from clusterprof_lab.scenario import Wanted
+from clusterprof_lab.real.device_ledger import NOBODY, OWN, split_by_weight, split_steps, sum_losses
+from clusterprof_lab.real.stopwatch_truth import find_cause, list_lost, list_outside_steps
+from clusterprof_lab.real.stopwatches import (
+    Busy,
+    Incarnation,
+    Item,
+    Operation,
+    Phase,
+    read_stopwatches,
+)
+from clusterprof_lab.scenario import ExpectedVerdict
 from clusterprof_lab.truth import Lost
 
 MS = 1_000_000
-STORAGE = Wanted("storage", ("storage-remote", "storage-local"), "rank")
+STORAGE = ExpectedVerdict("storage", ("storage-remote", "storage-local"), "rank")
 
 
 def busy(start: int, end: int, what: str = "compute", slowed: int = 0) -> Busy:
@@ -23,16 +30,16 @@ def together(number: int, come: int, left: int) -> Operation:
     return Operation(("device", -1, -1, number), MS * come, MS * left)
 
 
-def life(rank: int, ended: int, **parts: list) -> Life:
-    item = Life(rank, "host", 0, -5 * MS, 0, MS * ended, steps=1, **parts)
+def life(rank: int, ended: int, **parts: list) -> Incarnation:
+    item = Incarnation(rank, "host", 0, -5 * MS, 0, MS * ended, steps=1, **parts)
     item.loop_ends_ns, item.delays_ns = [MS * ended], [0]
     return item
 
 
 def test_a_split_by_weight_adds_up_and_rounds_the_largest_remainders_up() -> None:
-    assert shared(10, [("a", 1), ("b", 1), ("c", 1)]) == [("a", 4), ("b", 3), ("c", 3)]
-    assert shared(7, [("a", 5), ("b", 3)]) == [("a", 4), ("b", 3)]  # 4.375 and 2.625
-    assert shared(7, [("a", 0)]) == [("other", 7)]
+    assert split_by_weight(10, [("a", 1), ("b", 1), ("c", 1)]) == [("a", 4), ("b", 3), ("c", 3)]
+    assert split_by_weight(7, [("a", 5), ("b", 3)]) == [("a", 4), ("b", 3)]  # 4.375 and 2.625
+    assert split_by_weight(7, [("a", 0)]) == [("other", 7)]
 
 
 def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
@@ -59,7 +66,7 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     assert {key: ns for key, ns in victim.items() if ns} == mine | rest
     # Lost and computed are all there is, to the nanosecond.
     assert sum(zero.values()) + 110 * MS == sum(victim.values()) + 110 * MS == 180 * MS
-    assert lost_rows([other, late], STORAGE) == (
+    assert list_lost([other, late], STORAGE) == (
         Lost("cpu-contention", 1, 0, 5 * MS),
         Lost("cpu-contention", 1, 1, 5 * MS),
         Lost("cpu-preprocess", 1, 0, 15 * MS),
@@ -118,14 +125,14 @@ def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
 
 
 def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -> None:
-    wanted = Wanted("synchronization", ("sync-imbalance",), "several")
+    wanted = ExpectedVerdict("synchronization", ("sync-imbalance",), "several")
     zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
     recorded_process = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
-    assert lost_rows([zero, recorded_process], wanted) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
-    assert lost_rows([zero, recorded_process], wanted, [0]) == (
+    assert list_lost([zero, recorded_process], wanted) == (Lost("sync-imbalance", 0, 1, 30 * MS),)
+    assert list_lost([zero, recorded_process], wanted, [0]) == (
         Lost("sync-imbalance", 0, 1, 30 * MS),
     )
-    assert lost_rows([zero, recorded_process], wanted, [1]) == (
+    assert list_lost([zero, recorded_process], wanted, [1]) == (
         Lost("sync-bubble", None, 1, 30 * MS),
     )
 
@@ -133,7 +140,7 @@ def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -
 def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
     zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
     recorded_process = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
-    assert lost_rows([zero, recorded_process], Wanted("", (), "nobody")) == (
+    assert list_lost([zero, recorded_process], ExpectedVerdict("", (), "nobody")) == (
         Lost("other", None, 1, 30 * MS),
     )
 
@@ -188,7 +195,7 @@ def test_idle_time_without_a_pause_is_the_loops_and_injected_time_goes_first() -
         phases=[Phase(60 * MS, 90 * MS, "checkpoint", 0)],
     )
     assert [
-        (p.start_ns // MS, p.end_ns // MS, p.weights[0][0]) for p in pieces(recorded_process)
+        (p.start_ns // MS, p.end_ns // MS, p.weights[0][0]) for p in split_steps(recorded_process)
     ] == [
         (0, 20, "work"),
         (20, 25, "loop"),
@@ -202,15 +209,17 @@ def test_idle_time_without_a_pause_is_the_loops_and_injected_time_goes_first() -
 
 
 def test_a_part_is_the_leaf_that_the_scenario_names() -> None:
-    launch = Wanted("launch", ("launch-bound",), "everybody")
-    both = Wanted("storage", ("storage-local",), "several", also=(("cpu", "cpu-loader-config"),))
-    assert leaf_of("loop", launch) == "launch-bound"
-    assert leaf_of("loop", STORAGE) == "other"
-    assert leaf_of("storage", STORAGE) == "storage-remote"
-    assert leaf_of("storage", launch) == "storage-local"
-    assert leaf_of("decode", both) == "cpu-loader-config"
-    assert leaf_of("work", STORAGE) == "sync-imbalance"
-    assert leaf_of("checkpoint", STORAGE) == "checkpoint"
+    launch = ExpectedVerdict("launch", ("launch-bound",), "everybody")
+    both = ExpectedVerdict(
+        "storage", ("storage-local",), "several", also=(("cpu", "cpu-loader-config"),)
+    )
+    assert find_cause("loop", launch) == "launch-bound"
+    assert find_cause("loop", STORAGE) == "other"
+    assert find_cause("storage", STORAGE) == "storage-remote"
+    assert find_cause("storage", launch) == "storage-local"
+    assert find_cause("decode", both) == "cpu-loader-config"
+    assert find_cause("work", STORAGE) == "sync-imbalance"
+    assert find_cause("checkpoint", STORAGE) == "checkpoint"
 
 
 def test_lives_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
@@ -241,9 +250,9 @@ def test_lives_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
         ("message", 3, 4, 1),
         ("device", -1, -1, 7),
     ]
-    assert outside_rows(lives, [2], 0) == (
+    assert list_outside_steps(lives, [2], 0) == (
         Lost("startup", 3, 3, 90),
         Lost("fail-restart", 2, 3, 300),
         Lost("startup", 3, 3, 400),
     )
-    assert outside_rows(lives[1:], [2], 5000)[-1] == Lost("fail-hang", 2, 3, 4000)
+    assert list_outside_steps(lives[1:], [2], 5000)[-1] == Lost("fail-hang", 2, 3, 4000)

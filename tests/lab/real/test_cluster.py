@@ -14,11 +14,11 @@ import pytest
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
-from clusterprof_lab.real.accept.truth import truth
-from clusterprof_lab.real.cable import Cable, Link, build
-from clusterprof_lab.real.job import SCRIPT, NodeOutput, environment, train
+from clusterprof_lab.real.accept.truth import compute_truth
+from clusterprof_lab.real.cable import Cable, Link, build_cable
+from clusterprof_lab.real.job import SCRIPT, NodeOutput, make_environment, run_job
 from clusterprof_lab.real.node import Node, why_not_here
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
@@ -77,7 +77,7 @@ for _ in range(int(sys.argv[2])):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cable"))
+    return build_cable(tmp_path_factory.mktemp("cable"))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def wired(program: Path, nodes: list[Node]) -> Iterator[Cable]:
 def cable(wired: Cable) -> Iterator[Cable]:
     yield wired
     for port in (0, 1):
-        wired.be(port, Link())
+        wired.set_link(port, Link())
 
 
 def started(node: Node, code: str) -> subprocess.Popen[str]:
@@ -135,10 +135,10 @@ def test_each_node_goes_before_all_else_where_that_is_allowed(nodes: list[Node])
 
 @pytest.mark.accept
 def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable) -> None:
-    before = cable.counts()["ports"][1]["down"]
-    cable.be(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))
+    before = cable.read_counts()["ports"][1]["down"]
+    cable.set_link(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))
     rates = [sent(nodes, 4 << 20) for _ in range(3)]  # the machine's neighbours come and go
-    port = cable.counts()["ports"][1]
+    port = cable.read_counts()["ports"][1]
     # TCP never beats the line, and reaches a good part of it.
     assert 25 * MEGABIT < max(rates) < 105 * MEGABIT
     assert port["down"]["overflowed"] > before["overflowed"]
@@ -151,9 +151,9 @@ def test_a_delay_is_added_to_every_trip(nodes: list[Node], cable: Cable) -> None
     mirror = started(nodes[1], MIRROR)
     ping = (sys.executable, "-I", "-c", PING, "beta", "20")
     near, _ = map(float, nodes[0].run(*ping).split())
-    cable.be(1, Link(delay_s=0.012))
+    cable.set_link(1, Link(delay_s=0.012))
     far, _ = map(float, nodes[0].run(*ping).split())
-    cable.be(1, Link(delay_s=0.012, jitter_s=0.01))
+    cable.set_link(1, Link(delay_s=0.012, jitter_s=0.01))
     shortest, longest = map(float, nodes[0].run(*ping).split())
     mirror.kill()
     assert near < 0.010
@@ -163,12 +163,12 @@ def test_a_delay_is_added_to_every_trip(nodes: list[Node], cable: Cable) -> None
 
 
 def test_losses_are_counted_and_as_many_as_asked_for(nodes: list[Node], cable: Cable) -> None:
-    before = cable.counts()["ports"][1]["down"]
-    cable.be(1, Link(loss_ratio=0.05))
+    before = cable.read_counts()["ports"][1]["down"]
+    cable.set_link(1, Link(loss_ratio=0.05))
     nodes[0].run(sys.executable, "-I", "-c", BURST, "beta", "4000")
 
     def through() -> tuple[int, int]:
-        now = cable.counts()["ports"][1]["down"]
+        now = cable.read_counts()["ports"][1]["down"]
         return now["frames"] - before["frames"], now["lost"] - before["lost"]
 
     end = time.monotonic() + 5
@@ -218,10 +218,10 @@ def run(
     tmp_path_factory: pytest.TempPathFactory, nodes: list[Node], wired: Cable
 ) -> tuple[Path, list[NodeOutput]]:
     """A clean job: two nodes, two ranks each, a real rendezvous between them."""
-    needs_torch()
+    require_torch()
     out = tmp_path_factory.mktemp("cluster") / "recording"
     words = (*STEPS, "--linger-s=3")  # so that all that was sent is looked at
-    return out, train(nodes, 2, [words, words], out, "lab-clean")
+    return out, run_job(nodes, 2, [words, words], out, "lab-clean")
 
 
 @pytest.mark.torch
@@ -279,7 +279,7 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[NodeO
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
     plain = subprocess.run(
         [sys.executable, str(SCRIPT), *STEPS],
-        env={**environment(), **alone},
+        env={**make_environment(), **alone},
         capture_output=True,
         text=True,
         check=True,
@@ -299,7 +299,7 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[NodeO
 def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[NodeOutput]]) -> None:
     """The parts do not exceed the whole, and who waits is kept waiting by somebody."""
     _, printed = run
-    result = truth([rank for item in printed for rank in item.ranks])
+    result = compute_truth([rank for item in printed for rank in item.ranks])
     lost: dict[int, int] = {}
     for _, _, rank, ns in result["lost"]:
         lost[rank] = lost.get(rank, 0) + ns

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from clusterprof_lab.real.launch import Machine, _cpu_s, _kin
+from clusterprof_lab.real.launch import MachineLoad, _is_ours, _read_cpu_s
 
 BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
 
@@ -18,18 +18,18 @@ def test_who_is_kin() -> None:
     me = os.getpid()
     parents = {1: 0, 2: 0, 40: 2, 50: 1, me: 50, me + 1: me, me + 2: me + 1, me + 3: 50}
     by_key = {pid: {"ppid": parent} for pid, parent in parents.items()}
-    assert [pid for pid in by_key if _kin(pid, by_key)] == [2, 40, me, me + 1, me + 2]
-    assert not _kin(me + 9, by_key)  # ended between two looks
+    assert [pid for pid in by_key if _is_ours(pid, by_key)] == [2, 40, me, me + 1, me + 2]
+    assert not _is_ours(me + 9, by_key)  # ended between two looks
 
 
 @pytest.mark.accept
 def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
-    before = _cpu_s()
+    before = _read_cpu_s()
     waits = f"{BURN}\nprint(1, flush=True)\ninput()"
     shell = ["sh", "-c", '"$0" -c "$1"; "$0" -c "$2"', sys.executable, BURN, waits]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin and child.stdout and child.stdout.readline() == b"1\n"
-        busy, whole, own = (now - then for now, then in zip(_cpu_s(), before))
+        busy, whole, own = (now - then for now, then in zip(_read_cpu_s(), before))
         child.stdin.write(b"\n")
     # The kernel cuts user and system time of each of the three down to hundredths, and those of the
     # machine it counts by what it finds running a hundred times a second.
@@ -37,6 +37,6 @@ def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
 
 
 def test_the_ratio_of_a_while_in_which_nothing_passed_is_known() -> None:
-    machine = Machine()
+    machine = MachineLoad()
     time.sleep(0.05)
     assert 0.0 <= machine.disturbed_ratio() <= 1.0

@@ -13,12 +13,12 @@ import pytest
 
 from clusterprof_lab import truth
 from clusterprof_lab.real.__main__ import main
-from clusterprof_lab.real.aims import AIMS as FAULTS
-from clusterprof_lab.real.aims import Aim, Made
+from clusterprof_lab.real.fault_strength import AIMS as FAULTS
+from clusterprof_lab.real.fault_strength import FaultAim, FaultOptions
 from clusterprof_lab.real.launch import SCRIPT
-from clusterprof_lab.real.layout import layout_of
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import events_of
+from clusterprof_lab.real.layout import read_layout
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import list_events
 
 MS = 1_000_000
 SCENARIO = """
@@ -42,7 +42,7 @@ def corpus(folder: Path, **real: str) -> list[str]:
 def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_torch()
+    require_torch()
     options = corpus(tmp_path, never="null", unknown="{fault: moon-phase}", can="{fault: gc}")
     assert main([*options, "list"]) == 0
     reasons = {
@@ -60,13 +60,13 @@ def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
     assert main([*options, "run", "--scenario", "nobody", "--out", str(out)]) == 2
 
 
-def aim(culprits: list[int], world: int = 4, share: float = 0.2) -> Aim:
-    return Aim(share, 120.0, world, culprits, np.random.default_rng(0))
+def aim(culprits: list[int], world: int = 4, share: float = 0.2) -> FaultAim:
+    return FaultAim(share, 120.0, world, culprits, np.random.default_rng(0))
 
 
 def test_a_fault_is_as_strong_as_its_share_and_hits_whom_it_should() -> None:
     assert aim([2]).stall_ms == pytest.approx(30)  # 30 of 150 is a fifth
-    assert FAULTS["allocator-churn"](aim([2])) == Made(["--own", "2", "alloc-ms=30.0000"])
+    assert FAULTS["allocator-churn"](aim([2])) == FaultOptions(["--own", "2", "alloc-ms=30.0000"])
     assert FAULTS["gc"](aim([0, 1, 2, 3])).script == ["--gc-every=4", "--gc-ms=120.0000"]
     # Three of four wait for the late one: they lose a fifth of all time when it needs 4/15 more.
     lateness_ms = 120 * (4 / 15) / (11 / 15)
@@ -88,16 +88,16 @@ def test_every_option_that_a_fault_gives_is_one_of_the_script(
     for name, fault in FAULTS.items():
         words = fault(aim([2, 0])).script
         monkeypatch.setattr(sys, "argv", ["train.py", "--folder=x", *words])
-        parsed = script.parse()
+        parsed = script.parse_options()
         for rank in range(4):
-            assert script.of_rank(parsed, rank) is parsed, name
+            assert script.apply_rank_options(parsed, rank) is parsed, name
 
 
 def test_the_layout_of_a_scenario() -> None:
-    two = layout_of({"layout": "two-nodes", "ranks": 1, "script": {"chain": True, "steps": 9}})
+    two = read_layout({"layout": "two-nodes", "ranks": 1, "script": {"chain": True, "steps": 9}})
     assert (two.nodes, two.world) == (2, 2)
     assert two.words == ("--collectives=device", "--chain", "--steps=9")
-    assert layout_of({"collectives": "host"}).key == "0x2_collectives=host"
+    assert read_layout({"collectives": "host"}).key == "0x2_collectives=host"
 
 
 def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
@@ -136,15 +136,15 @@ def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
 @pytest.mark.torch
 def test_a_scenario_for_real(tmp_path: Path) -> None:
     """Two ranks, twelve steps, a rank that collects garbage: recorded, and accounted for."""
-    needs_torch()
+    require_torch()
     section = "{fault: gc, collectives: host, script: {steps: 12, compute-ms: 60}}"
     options, out = corpus(tmp_path, mine=section), tmp_path / "out"
-    key = layout_of({"collectives": "host", "script": {"steps": 12, "compute-ms": 60}}).key
+    key = read_layout({"collectives": "host", "script": {"steps": 12, "compute-ms": 60}}).key
     (out / "clean").mkdir(parents=True)
     (out / "clean" / f"{key}.json").write_text('{"step_ns": 64000000.0}')  # spares a job
     assert main([*options, "run", "--severity", "medium", "--seeds", "1", "--out", str(out)]) == 0
     folder = out / "mine.medium.dev0"
-    readings = truth.read(folder)
+    readings = truth.read_truth(folder)
     [fault] = readings.injected
     assert (fault.cause, readings.clean_step_ns) == ("cpu-gc", 64_000_000)
     assert [(place.rank, place.steps) for place in readings.places] == [(0, 12), (1, 12)]
@@ -156,6 +156,7 @@ def test_a_scenario_for_real(tmp_path: Path) -> None:
     assert set(caused) == {0, 1} and min(caused.values()) > 3 * 50 * MS
     assert sum(bucket.ns for bucket in readings.lost) < readings.in_step_ns
     ranks = [
-        event.attributes["rank"] for event in events_of(folder / "recording", "process-registered")
+        event.attributes["rank"]
+        for event in list_events(folder / "recording", "process-registered")
     ]
     assert {0, 1} <= set(ranks)

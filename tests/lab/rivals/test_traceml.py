@@ -45,7 +45,7 @@ WANTED = {
 def test_a_summary_is_translated(name: str, tmp_path: Path) -> None:
     summary = json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
     causes, culprits = WANTED[name]
-    reply = traceml.answer(summary, "0.5.0")
+    reply = traceml.make_answer(summary, "0.5.0")
     tool = "TraceML 0.5.0 (run on the job, two lines added)"
     assert reply == Answer(tool, causes, culprits=culprits)
     dump(reply, tmp_path / "answer.json")
@@ -59,21 +59,21 @@ def test_every_fixture_is_judged() -> None:
 @pytest.mark.parametrize("kind", ["NO_DATA", "WARMUP", "INCOMPLETE_DATA"])
 def test_too_little_data_claims_nothing(kind: str) -> None:
     section = {"diagnosis": {"kind": kind}, "issues": [{"kind": kind}]}
-    reply = traceml.answer({"step_time": section}, "0.5.0")
+    reply = traceml.make_answer({"step_time": section}, "0.5.0")
     assert (reply.causes, reply.culprits) == (None, None)
-    assert traceml.answer({}, "0.5.0").causes is None
+    assert traceml.make_answer({}, "0.5.0").causes is None
 
 
 def test_without_traceml_it_is_not_run(tmp_path: Path) -> None:
     job = traceml.Job(tmp_path / "train.py")
     with pytest.raises(traceml.NotRun, match="no-such-python"):
-        traceml.run(job, tmp_path, tmp_path / "no-such-python")
+        traceml.run_job(job, tmp_path, tmp_path / "no-such-python")
     broken = tmp_path / "bin" / "python"  # a traceml that fails beside a Python that has it
     broken.parent.mkdir()
     for name, does in (("python", "echo 0.5.0"), ("traceml", "echo ERROR: no room; exit 1")):
         broken.with_name(name).write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
         broken.with_name(name).chmod(0o755)
     with pytest.raises(traceml.NotRun, match="it ended with 1: ERROR: no room"):
-        traceml.run(job, tmp_path / "out", broken)
+        traceml.run_job(job, tmp_path / "out", broken)
     with pytest.raises(traceml.NotRun, match="/bin/false has no traceml-ai with torch"):
-        traceml.run(job, tmp_path, Path("/bin/false"))
+        traceml.run_job(job, tmp_path, Path("/bin/false"))

@@ -18,7 +18,7 @@ from clusterprof.probe.layout import ALL_REDUCE, COLLECTIVE, DATA_WAIT, PEER_SHI
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.truth import Truth
 from tests.support.builders import ns
-from tests.support.recordings import Script, training, write
+from tests.support.recordings import Script, make_training, write_recording
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 GROUP, STEPS, AHEAD_S = 7, 12, 3.0
@@ -47,7 +47,7 @@ def cpu(iowait_ratio: float) -> dict[tuple[str, str], float]:
 def rank_of(rank: int, wait: float, compute: float, stay: float, iowait: float) -> Script:
     """Wait, compute, then stand in the all-reduce; a step is all three."""
     begin = 1.0 + (AHEAD_S if rank == 0 else 0.0)
-    script = training([(wait, compute + stay)] * STEPS, begin=begin)
+    script = make_training([(wait, compute + stay)] * STEPS, begin=begin)
     length = wait + compute + stay
     starts = [begin + length * step for step in range(STEPS)]
     script.main_spans += [
@@ -65,7 +65,7 @@ def two(folder: Path, waits: tuple, computes: tuple, iowaits: tuple = (0.0, 0.0)
     for rank, (wait, compute) in enumerate(zip(waits, computes)):
         stay = whole - wait - compute
         script = rank_of(rank, wait, compute, stay, iowaits[rank])
-        write(script, folder / f"node-{rank}")
+        write_recording(script, folder / f"node-{rank}")
     return folder
 
 
@@ -192,9 +192,9 @@ def test_sagemaker_names_storage_and_cpu_above_its_thresholds(
     reported = {}
     burning = {("cpu.user_ns_total", "all"): 95e7, ("cpu.idle_ns_total", "all"): 5e7}
     for name, usage in (("io", cpu(0.6)), ("cpu", burning)):
-        script = training([(2.0, 0.5)] * 6)
+        script = make_training([(2.0, 0.5)] * 6)
         script.network = usage
-        write(script, tmp_path / name / "node-1")
+        write_recording(script, tmp_path / name / "node-1")
         reported[name] = asking(registry, tmp_path / name, {})("SageMaker Debugger").causes
     low = NamedCause("unattributed", None, None)  # p5 is 0 %
     assert reported == {
@@ -208,7 +208,7 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
     waits = Script(end=6.0, sampled=False)
     waits.main_spans = [(DATA_WAIT, s, s + 0.5, s, -1, 0, 0) for s in range(1, 6)]
     for name, script in (("bare", bare), ("waits", waits)):
-        write(script, tmp_path / name / "node-1")
+        write_recording(script, tmp_path / name / "node-1")
         by_key = {rule: asking(registry, tmp_path / name, {})(rule) for rule in registry.RULES}
         assert by_key["SageMaker Debugger"].causes is None
         assert by_key["HTA"].causes is None
@@ -220,25 +220,25 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
 
 
 def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: Path) -> None:
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     for name, steps in (("small", 3), ("large", 5)):
-        script = training([(0.5, 0.5)] * steps)
+        script = make_training([(0.5, 0.5)] * steps)
         script.variables = {"RANK": "0", "SLURM_JOB_ID": name}
-        write(script, tmp_path / name)
-    assert [len(rank.steps) for rank in see(tmp_path, {}).ranks.values()] == [5]
+        write_recording(script, tmp_path / name)
+    assert [len(rank.steps) for rank in read_recording(tmp_path, {}).ranks.values()] == [5]
 
 
 def test_a_restarted_rank_goes_on(registry: Any, tmp_path: Path) -> None:
     """One second of waiting in two steps, then another life with as much."""
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     for life, begin in (("first", 1.0), ("second", 11.0)):
-        script = training([(0.5, 0.5)] * 2, begin=begin)
-        write(script, tmp_path / life)
-    rank = see(tmp_path, {}).ranks[0]
+        script = make_training([(0.5, 0.5)] * 2, begin=begin)
+        write_recording(script, tmp_path / life)
+    rank = read_recording(tmp_path, {}).ranks[0]
     assert rank.steps[:, 0].tolist() == [ns(1), ns(2), ns(11), ns(12)]
-    assert rank.spent(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
+    assert rank.sum_by_step(rank.of(DATA_WAIT)).tolist() == [ns(0.5)] * 4
 
 
 def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
             at = 1.0 + step
             script.main_spans.append((COLLECTIVE, at + begun, at + 0.8, GROUP, step, 8, how))
             script.main_spans.append((STEP, at, at + 1.0, step))
-        write(script, tmp_path / f"node-{rank}")
-    from baselines.met import operations
-    from baselines.seen import see
+        write_recording(script, tmp_path / f"node-{rank}")
+    from baselines.operations import match_operations
+    from baselines.recording_tables import read_recording
 
-    met = operations(see(tmp_path, {}))
+    met = match_operations(read_recording(tmp_path, {}))
     assert sorted(met) == [(GROUP, step, 0, 1) for step in range(5)]
     assert [item.blocked_ns for _, item in sorted(met[GROUP, 0, 0, 1].items())] == [0, ns(0.6)]
     ask = asking(registry, tmp_path, {})
@@ -264,20 +264,20 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
 
 def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_path: Path) -> None:
     from baselines import xprof
-    from baselines.seen import see
+    from baselines.recording_tables import read_recording
 
     recording = two(tmp_path, (0.05, 0.5), (0.5, 0.5))
     # Twelve fetches of 0.05 and 0.5 s, half of each on a CPU, all while they were waited for.
-    parts = xprof.breakdown(see(recording, CLOCKS))
+    parts = xprof.compute_breakdown(read_recording(recording, CLOCKS))
     assert parts == xprof.Breakdown(ns(3.3), 0.0, ns(3.3), 0.0, 0.0)
-    words = [xprof.verdict(share) for share in (0.049, 0.05, 0.199, 0.2)]
+    words = [xprof.format_verdict(share) for share in (0.049, 0.05, 0.199, 0.2)]
     assert words == ["not input-bound", *["moderately input-bound"] * 2, "highly input-bound"]
 
 
 def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     """A rank with 21 minutes before its first step, 11 slow steps of 200, one worker of 8 CPUs."""
     from baselines import sagemaker
-    from baselines.tables import NO_SPANS, Node, Rank, Seen, Series
+    from baselines.tables import NO_SPANS, Node, Rank, RecordingTables, Series
 
     minutes = ns(60)
     length = np.full(200, ns(1.0))
@@ -288,19 +288,23 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     reported = {("x", ""): Series(ends[:1], ends[:1])}
     node = Node("node", 8, reported, span_ns=(0, int(ends[-1])))
     rank = Rank(0, node, "", wait, NO_SPANS, (5,), steps)
-    printed = [value for _, value in sagemaker._framework(Seen({0: rank}, [node], {}))]
+    printed = [
+        value
+        for _, value in sagemaker._list_framework_findings(RecordingTables({0: rank}, [node], {}))
+    ]
     assert printed == [
         NamedCause("cpu", "cpu-loader-config", None),  # 12.5 % of the CPUs
         NamedCause("unattributed", None, None),
         NamedCause("startup", "startup", None, outside_steps=True),
     ]
     level = sagemaker.Usage(ends, None, None, np.repeat([20.0, 25.5], 20))
-    assert sagemaker.memory_increases(level)
+    assert sagemaker.detect_memory_increase(level)
     small = np.repeat([20.0, 24.5], 20)
-    assert not sagemaker.memory_increases(sagemaker.Usage(ends, None, None, small))
+    assert not sagemaker.detect_memory_increase(sagemaker.Usage(ends, None, None, small))
     low = np.full(40, 30.0)
     assert [
-        value for _, value in sagemaker._system([sagemaker.Usage(low, low, low * 0, small)])
+        value
+        for _, value in sagemaker._list_system_findings([sagemaker.Usage(low, low, low * 0, small)])
     ] == [
         NamedCause("launch", None, None),  # BatchSize: all three low
         NamedCause("unattributed", None, None),
@@ -308,6 +312,9 @@ def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
     busy = sagemaker.Usage(low + 65, low, low * 0, small)
     balance = NamedCause("synchronization", "sync-imbalance", None)
     selected = [
-        value for _, value in sagemaker._system([busy, sagemaker.Usage(low, low, low * 0, None)])
+        value
+        for _, value in sagemaker._list_system_findings(
+            [busy, sagemaker.Usage(low, low, low * 0, None)]
+        )
     ]
     assert selected == [balance, NamedCause("unattributed", None, None)]

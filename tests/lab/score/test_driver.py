@@ -12,9 +12,9 @@ from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header, Spans
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.score.driver import PERIODS_NS, Driver, draw_driver, poll_driver
-from clusterprof_lab.score.modes import DEVICE_SPANS, in_mode
-from clusterprof_lab.synth.make import make
-from clusterprof_lab.synth.record_sums import covered
+from clusterprof_lab.score.modes import DEVICE_SPANS, rewrite_for_mode
+from clusterprof_lab.synth.interval_sums import measure_covered_ns
+from clusterprof_lab.synth.make import make_trial
 from clusterprof_lab.truth import WORK_FILE
 
 MS = 1_000_000
@@ -25,7 +25,7 @@ BUSY = (np.array([0, 500]) * MS, np.array([125, 1253]) * MS)
 def poll(driver: Driver, phase_ms: int = 0) -> tuple[list[float], list[float]]:
     """Poll every 200 ms from 1 s to 2 s; ms of busy time and up to when."""
     t_ns = np.arange(1000, 2001, 200) * MS
-    total, until = poll_driver(driver, partial(covered, *BUSY), phase_ms * MS, t_ns)
+    total, until = poll_driver(driver, partial(measure_covered_ns, *BUSY), phase_ms * MS, t_ns)
     return (total / MS).tolist(), (until / MS).tolist()
 
 
@@ -53,12 +53,12 @@ def test_gpm_is_exact_at_each_second_poll() -> None:
 
 def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
     [scenario] = [scenario for scenario in load_corpus() if scenario.id == "null-clean"]
-    truth = make(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
+    truth = make_trial(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
     driver = draw_driver(truth)
     assert driver.period_ns in PERIODS_NS
     assert draw_driver(truth) == driver
     for mode, marked in (("D0", True), ("D2", False)):
-        shown = in_mode(tmp_path / "run" / "recording", mode, tmp_path / mode, truth)
+        shown = rewrite_for_mode(tmp_path / "run" / "recording", mode, tmp_path / mode, truth)
         kinds: set[int] = set()
         columns: set[tuple[str, str]] = set()
         devices: set[str] = set()
@@ -84,10 +84,10 @@ def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
 
 def test_without_the_times_of_the_work_the_readings_are_interpolated(tmp_path: Path) -> None:
     [scenario] = [scenario for scenario in load_corpus() if scenario.id == "null-clean"]
-    truth = make(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
+    truth = make_trial(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
 
     def read_busy_ns(folder: str) -> int:
-        shown = in_mode(tmp_path / "run" / "recording", "D0", tmp_path / folder, truth)
+        shown = rewrite_for_mode(tmp_path / "run" / "recording", "D0", tmp_path / folder, truth)
         return max(
             int(record.values[list(record.signals).index("gpu.busy_ns_total")][-1])
             for record in NodeReader(next(iter(list_node_folders(shown))))

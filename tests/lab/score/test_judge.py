@@ -8,9 +8,9 @@ import pytest
 
 from clusterprof_lab.answer import Answer, NamedCause
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.scenario import Wanted
-from clusterprof_lab.score.judge import Judged, judge
-from clusterprof_lab.score.leading import missed
+from clusterprof_lab.scenario import ExpectedVerdict
+from clusterprof_lab.score.dominant_cause import explain_weak_fault
+from clusterprof_lab.score.judge import Judgment, judge_answer
 from clusterprof_lab.truth import OTHER, Injected, Lost, Place, Truth
 
 # Two ranks of 1,000 ns each. Rank 1's disk cost itself 300 and rank 0 260 of waiting; 40 are
@@ -28,7 +28,7 @@ TRUTH = Truth(
     step_ns=100.0,
     clean_step_ns=75.0,
 )
-WANTED = Wanted("storage", ("storage-local",), "node")
+WANTED = ExpectedVerdict("storage", ("storage-local",), "node")
 ZERO = dict.fromkeys(FAMILIES, 0.0)
 ANSWER = Answer(
     "us 1",
@@ -48,11 +48,11 @@ ANSWER = Answer(
 
 def test_a_right_answer_that_errs_a_little() -> None:
     errors = {**ZERO, "storage": 3.0, "cpu": 3.0, "network": 0.5, "unattributed": 0.5}
-    judged = judge(ANSWER, TRUTH, WANTED)
+    judged = judge_answer(ANSWER, TRUTH, WANTED)
     assert {k: round(v, 9) for k, v in (judged.errors or {}).items()} == errors
     assert judged.unattributed_ratio == 0.0 and judged.gain_error is not None  # 1.5 of 2 true
     assert round(judged.gain_error, 9) == -5.0  # 20 said; 1 - 75 / 100 = 25 true
-    assert replace(judged, errors=None, unattributed_ratio=None, gain_error=None) == Judged(
+    assert replace(judged, errors=None, unattributed_ratio=None, gain_error=None) == Judgment(
         wanted="storage",
         said="storage",
         said_leaf="storage-local",
@@ -85,13 +85,13 @@ def test_a_wrong_first_cause_counts_when_it_is_said_with_certainty(
     cause: NamedCause, wrong: bool | None
 ) -> None:
     answer = replace(ANSWER, causes=(cause,), family_ratio=None)
-    assert judge(answer, TRUTH, WANTED).wrong_first_sure is wrong
-    assert judge(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
+    assert judge_answer(answer, TRUTH, WANTED).wrong_first_sure is wrong
+    assert judge_answer(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
 
 
 def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None:
     healthy = replace(TRUTH, injected=())
-    nothing = Wanted("", (), "nobody")
+    nothing = ExpectedVerdict("", (), "nobody")
     # Storage has 28 points by truth: 30 said are no false cause, 32 are.
     for share, wrong in ((0.30, False), (0.32, True)):
         answer = replace(
@@ -99,7 +99,7 @@ def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None
             causes=(NamedCause("storage", None, share, 0.9),),
             family_ratio={"storage": share},
         )
-        assert judge(answer, healthy, nothing).wrong_first_sure is wrong
+        assert judge_answer(answer, healthy, nothing).wrong_first_sure is wrong
 
 
 def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
@@ -109,14 +109,14 @@ def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
         NamedCause("network", None, 0.005, 0.9),  # too small to be judged
         NamedCause("fail", None, 0.5, 0.9, outside_steps=True),
     )
-    judged = judge(replace(ANSWER, causes=causes), TRUTH, WANTED)
+    judged = judge_answer(replace(ANSWER, causes=causes), TRUTH, WANTED)
     assert judged.emitted == ()
     assert judged.emitted_groups == (("storage", 0.9, True), ("cpu", 0.7, False))
 
 
 def test_unattributed_is_what_is_beyond_the_truth() -> None:
     reported = {**ZERO, "storage": 0.25, "unattributed": 0.035}
-    judged = judge(replace(ANSWER, family_ratio=reported), TRUTH, WANTED)
+    judged = judge_answer(replace(ANSWER, family_ratio=reported), TRUTH, WANTED)
     assert round(judged.unattributed_ratio or 0.0, 9) == 0.05  # 3.5 said less 2 true, of 30 lost
 
 
@@ -130,7 +130,7 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
 
     def judged_with_cpu(cpu_ns: int) -> tuple[object, ...]:
         truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, cpu_ns)))
-        judged = judge(cpu_first, truth, both)
+        judged = judge_answer(cpu_first, truth, both)
         return judged.wanted, judged.family_right, judged.leaf_top1
 
     assert judged_with_cpu(500) == ("storage", False, False)  # 25 points, storage has 28
@@ -138,9 +138,9 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     assert judged_with_cpu(600) == ("cpu", True, True)
     # what else the group lost is not the fault's: 25 points of cpu-preprocess, 10 of contention
     more = (Lost("cpu-preprocess", 0, 0, 500), Lost("cpu-contention", 0, 0, 200))
-    assert judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *more)), both).leaf_top1 is True
+    assert judge_answer(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *more)), both).leaf_top1 is True
     truth = replace(TRUTH, lost=(*TRUTH.lost, Lost("cpu-preprocess", 0, 0, 600)))
-    assert judge(ANSWER, truth, both).family_right is False
+    assert judge_answer(ANSWER, truth, both).family_right is False
 
 
 def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
@@ -149,65 +149,67 @@ def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
         NamedCause("cpu", "cpu-preprocess", 0.08),
         NamedCause("cpu", "cpu-throttled", 0.05),
     )
-    wanted = Wanted("cpu", ("cpu-throttled",), "node")
+    wanted = ExpectedVerdict("cpu", ("cpu-throttled",), "node")
     split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
     truth = replace(TRUTH, lost=(Lost("cpu-throttled", 1, 1, 300), Lost("net-transfer", 1, 1, 90)))
-    judged = judge(split, truth, wanted)
+    judged = judge_answer(split, truth, wanted)
     assert (judged.said, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
     whole = replace(split, family_ratio={**ZERO, "network": 0.12, "cpu": 0.115})
-    assert judge(whole, truth, wanted).said == "network"  # the table of groups goes first
+    assert judge_answer(whole, truth, wanted).said == "network"  # the table of groups goes first
     unsized = replace(split, causes=tuple(replace(cause, share_ratio=None) for cause in causes))
-    assert judge(unsized, truth, wanted).said == "network"  # no amounts: the order counts
+    assert judge_answer(unsized, truth, wanted).said == "network"  # no amounts: the order counts
 
 
 def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
     # 28 points of storage; of CPU 26 of the fault's leaf, 4 of another: CPU leads by group alone
     both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
     lost = (Lost("cpu-preprocess", 0, 0, 520), Lost("cpu-contention", 0, 0, 80))
-    judged = judge(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *lost)), both)
+    judged = judge_answer(ANSWER, replace(TRUTH, lost=(*TRUTH.lost, *lost)), both)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("cpu", False, True)
 
 
 def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
     lost = (Lost("storage-local", 1, 1, 60), Lost("net-transfer", None, 0, 90))  # 3 points, 4.5
     truth = replace(TRUTH, lost=lost)
-    judged = judge(ANSWER, truth, WANTED)
+    judged = judge_answer(ANSWER, truth, WANTED)
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("network", False, False)
     network = Answer("us 1", (NamedCause("network", "net-transfer", 0.04),), culprits=(1,))
-    judged = judge(network, truth, WANTED)
+    judged = judge_answer(network, truth, WANTED)
     assert (judged.family_right, judged.leaf_top1, judged.culprit_right) == (True, True, True)
     equal = replace(truth, lost=(Lost("storage-local", 1, 1, 71), lost[1]))  # 0.95 points apart
-    assert judge(ANSWER, equal, WANTED).leaf_top1 is True
-    assert judge(network, equal, WANTED).leaf_top1 is True
+    assert judge_answer(ANSWER, equal, WANTED).leaf_top1 is True
+    assert judge_answer(network, equal, WANTED).leaf_top1 is True
 
 
 def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
     printed = "the fault did not hit: it should cost 60 points and cost 28"
-    assert [missed(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
+    assert [explain_weak_fault(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
         "",
         "",
         "",
         printed,
     ]
-    assert missed(TRUTH, replace(WANTED, family=""), 0.6) == ""
+    assert explain_weak_fault(TRUTH, replace(WANTED, family=""), 0.6) == ""
 
 
 def test_a_victim_that_is_blamed_is_an_inversion() -> None:
-    judged = judge(replace(ANSWER, culprits=(0, 1)), TRUTH, WANTED)
+    judged = judge_answer(replace(ANSWER, culprits=(0, 1)), TRUTH, WANTED)
     assert judged.culprit_right is False
     assert judged.inverted is False  # rank 0 caused 2 points itself
     only = replace(TRUTH, lost=TRUTH.lost[:2])
-    assert judge(replace(ANSWER, culprits=(0, 1)), only, WANTED).inverted is True
-    assert judge(replace(ANSWER, culprits=()), only, WANTED).inverted is False
+    assert judge_answer(replace(ANSWER, culprits=(0, 1)), only, WANTED).inverted is True
+    assert judge_answer(replace(ANSWER, culprits=()), only, WANTED).inverted is False
     small = replace(only, lost=(Lost("storage-local", 1, 0, 50),))  # 2.5 points: not much
-    assert judge(replace(ANSWER, culprits=(0,)), small, WANTED).inverted is False
+    assert judge_answer(replace(ANSWER, culprits=(0,)), small, WANTED).inverted is False
 
 
 def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
-    judged = judge(Answer("mute", None), TRUTH, WANTED)
-    assert judged == Judged(wanted="storage", said=None)
-    counts = judge(Answer("groups", (NamedCause("cpu", None, None),), leaves=False), TRUTH, WANTED)
-    assert counts == Judged(
+    judged = judge_answer(Answer("mute", None), TRUTH, WANTED)
+    assert judged == Judgment(wanted="storage", said=None)
+    counts = judge_answer(
+        Answer("groups", (NamedCause("cpu", None, None),), leaves=False), TRUTH, WANTED
+    )
+    assert counts == Judgment(
         wanted="storage", said="cpu", family_right=False, false_causes=("cpu",)
     )  # a cause without an amount is a cause
 
@@ -215,31 +217,31 @@ def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
 def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
     loader = NamedCause("cpu", None, 0.28, covers=("storage",))  # "input-bound"
     word = Answer("words", (loader,), culprits=(1,), leaves=False)
-    judged = judge(word, TRUTH, WANTED)
+    judged = judge_answer(word, TRUTH, WANTED)
     assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
     slow = replace(TRUTH, lost=(Lost("net-transfer", None, 0, 300),))
-    other = judge(word, slow, replace(WANTED, family="network", leaves=()))
+    other = judge_answer(word, slow, replace(WANTED, family="network", leaves=()))
     assert (other.said, other.family_right) == ("cpu", False)
     amount = replace(word, family_ratio={"cpu": 0.28})
-    assert judge(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other
+    assert judge_answer(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other
     apart = Answer("words", (replace(loader, covers=("eval",)),), leaves=False)
-    judged = judge(apart, TRUTH, WANTED)
+    judged = judge_answer(apart, TRUTH, WANTED)
     assert (judged.family_right, judged.false_causes) == (False, ("cpu",))
 
 
 def test_to_stop_at_the_group_is_no_leaf_and_no_false_leaf() -> None:
     coarse = replace(ANSWER, causes=(NamedCause("storage", None, 0.28, 0.9, (1,)),))
-    judged = judge(coarse, TRUTH, WANTED)
+    judged = judge_answer(coarse, TRUTH, WANTED)
     assert (judged.family_right, judged.leaf_top1, judged.leaf_top2) == (True, False, False)
     assert judged.abstained is True and judged.emitted == ()
 
 
 def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
-    either = Wanted("storage", ("storage-cold-cache", "storage-local"), "node")
+    either = ExpectedVerdict("storage", ("storage-cold-cache", "storage-local"), "node")
     cold = replace(ANSWER, causes=(NamedCause("storage", "storage-cold-cache", 0.28, 0.9, (1,)),))
-    judged = judge(cold, TRUTH, either)
+    judged = judge_answer(cold, TRUTH, either)
     assert judged.leaf_top1 is True and judged.emitted == (("storage-cold-cache", 0.9, True),)
-    assert judge(cold, TRUTH, WANTED).emitted == (("storage-cold-cache", 0.9, False),)
+    assert judge_answer(cold, TRUTH, WANTED).emitted == (("storage-cold-cache", 0.9, False),)
 
 
 def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
@@ -247,11 +249,11 @@ def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
         printed = replace(
             ANSWER, causes=(NamedCause("storage", "storage-local", share, 0.9, (1,)),)
         )
-        assert judge(printed, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
+        assert judge_answer(printed, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
 
 
 def test_outside_steps_the_causes_outside_are_asked() -> None:
-    wanted = Wanted("fail", ("fail-hang",), "rank", outside_steps=True)
+    wanted = ExpectedVerdict("fail", ("fail-hang",), "rank", outside_steps=True)
     truth = replace(
         TRUTH,
         lost=(),
@@ -259,7 +261,7 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
         outside=(Lost("fail-hang", 1, 0, 9000),),
     )
     hang = NamedCause("fail", "fail-hang", 0.6, 0.9, (1,), outside_steps=True)
-    judged = judge(replace(ANSWER, causes=(*ANSWER.causes[:1], hang)), truth, wanted)  # type: ignore[index]
+    judged = judge_answer(replace(ANSWER, causes=(*ANSWER.causes[:1], hang)), truth, wanted)  # type: ignore[index]
     assert (judged.said, judged.leaf_top1, judged.culprit_right) == ("fail", True, True)
     assert judged.emitted == (("storage-local", 0.9, False), ("fail-hang", 0.9, True))
     assert judged.gain_error is None
@@ -267,41 +269,45 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
 
 def test_a_null_counts_what_is_reported_above_the_truth() -> None:
     null = replace(TRUTH, lost=(Lost("storage-local", 1, 1, 30),), injected=())  # 1.5 points
-    nothing = Wanted("", (), "nobody")
+    nothing = ExpectedVerdict("", (), "nobody")
     reported = {**ZERO, "storage": 0.04, "cpu": 0.035, "unattributed": 0.2}
-    judged = judge(replace(ANSWER, family_ratio=reported, culprits=()), null, nothing)
+    judged = judge_answer(replace(ANSWER, family_ratio=reported, culprits=()), null, nothing)
     assert judged.false_causes == ("cpu",)  # storage is 2.5 above
     little = replace(null, lost=(Lost("storage-local", 1, 1, 6),))  # 0.3 points
     low = {**ZERO, "storage": 0.032}  # 2.9 above
-    assert judge(replace(ANSWER, family_ratio=low), little, nothing).false_causes == ()
-    assert judge(replace(ANSWER, family_ratio=low), little, WANTED).false_causes == ("storage",)
+    assert judge_answer(replace(ANSWER, family_ratio=low), little, nothing).false_causes == ()
+    assert judge_answer(replace(ANSWER, family_ratio=low), little, WANTED).false_causes == (
+        "storage",
+    )
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("nothing", None, None)
     assert judged.unattributed_ratio is None
-    assert judge(replace(ANSWER, culprits=()), little, nothing).nobody_right is True
-    assert judge(ANSWER, little, nothing).nobody_right is False
+    assert judge_answer(replace(ANSWER, culprits=()), little, nothing).nobody_right is True
+    assert judge_answer(ANSWER, little, nothing).nobody_right is False
     # Of 1.5 points that rank 1 did cause it may be blamed, or not.
-    assert judge(ANSWER, null, nothing).nobody_right is None
+    assert judge_answer(ANSWER, null, nothing).nobody_right is None
 
 
 def test_everybody_at_fault_carries_no_culprit_claim() -> None:
-    judged = judge(ANSWER, TRUTH, replace(WANTED, culprit="everybody"))
+    judged = judge_answer(ANSWER, TRUTH, replace(WANTED, culprit="everybody"))
     assert judged.culprit_right is None and judged.nobody_right is None
 
 
 def test_two_culprits_are_found_each_with_its_own_cause() -> None:
-    wanted = Wanted("storage", ("storage-local",), "several", also=(("cpu", "cpu-preprocess"),))
+    wanted = ExpectedVerdict(
+        "storage", ("storage-local",), "several", also=(("cpu", "cpu-preprocess"),)
+    )
     truth = replace(
         TRUTH, injected=(Injected("storage-local", (1,)), Injected("cpu-preprocess", (0,)))
     )
-    assert judge(ANSWER, truth, wanted).both_found is True
+    assert judge_answer(ANSWER, truth, wanted).both_found is True
     swapped = tuple(replace(value, culprits=(1,)) for value in ANSWER.causes or ())
-    assert judge(replace(ANSWER, causes=swapped), truth, wanted).both_found is False
+    assert judge_answer(replace(ANSWER, causes=swapped), truth, wanted).both_found is False
     # a tool that blames ranks and names no causes: the first two of them
     ranks = Answer("ranks", None, culprits=(1, 0, 5))
-    assert judge(ranks, truth, wanted).both_found is True
-    assert judge(replace(ranks, culprits=(1, 5, 0)), truth, wanted).both_found is False
+    assert judge_answer(ranks, truth, wanted).both_found is True
+    assert judge_answer(replace(ranks, culprits=(1, 5, 0)), truth, wanted).both_found is False
 
 
 def test_a_truth_at_odds_with_its_scenario_is_reported() -> None:
-    judged = judge(ANSWER, TRUTH, Wanted("network", ("net-link",), "nobody"))
+    judged = judge_answer(ANSWER, TRUTH, ExpectedVerdict("network", ("net-link",), "nobody"))
     assert judged.notes == ("truth has most storage, the scenario wants network",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof_lab.score.legs import LEG_TARGETS, Leg, list_legs, load_given, write_legs
+from clusterprof_lab.score.legs import LEG_TARGETS, Leg, format_legs, list_legs, load_given
 
 FIGURES = ("family_top1", "wrong_first_sure", "unattributed", "bucket_error_active_mean", "ece")
 
@@ -48,7 +48,7 @@ def test_all_legs_stand_side_by_side_worst_first(tmp_path: Path) -> None:
     }
     (tmp_path / "independent-lab.json").write_text(json.dumps(lab), encoding="utf-8")
     legs = list_legs([(STORED, "synth")], load_given(tmp_path))
-    assert write_legs(legs).splitlines()[2:] == [
+    assert format_legs(legs).splitlines()[2:] == [
         "| synthetic jobs, test, as a driver shows it | yes | ✗ 70.0 % (10) | ✗ 20.0 % (10)"
         " | ✗ 30.0 % (10) | ✗ 5.0 (10) | ✗ 0.200 (10) |",
         "| independent lab (25 jobs; 2026-11-22) | yes | ✗ 72.0 % (52.4–85.7; 25)"

@@ -12,25 +12,31 @@ from clusterprof_lab.score import calibrate
 from clusterprof_lab.score.calibrate import (
     LEAST_CLAIMS,
     Bin,
+    compute_reliability,
     cross_validate,
-    ece_over,
+    estimate_ece,
+    fit_isotonic,
     fit_table,
     fit_tables,
-    isotonic,
     main,
-    reliability,
 )
-from clusterprof_lab.score.figures import NO_FIGURE, Figure, over_trials, p95, wilson
-from clusterprof_lab.score.judge import Judged
-from clusterprof_lab.score.metrics import Row, Score, scored, wrong
-from clusterprof_lab.score.sizes import Claim, by_size
+from clusterprof_lab.score.figures import (
+    NO_FIGURE,
+    Figure,
+    bootstrap_trials,
+    compute_p95,
+    compute_wilson,
+)
+from clusterprof_lab.score.judge import Judgment
+from clusterprof_lab.score.metrics import JudgedRun, Score, compute_score, list_errors
+from clusterprof_lab.score.sizes import Claim, group_by_size
 from clusterprof_lab.score.sizes import main as learn
 
 ZERO = dict.fromkeys(FAMILIES, 0.0)
 
 
-def row(judged: Judged, easy: bool | None = None, mode: str = "M0") -> Row:
-    return Row("t", "s", "storage", "synth", "medium", 0, "us", mode, easy, judged)
+def row(judged: Judgment, easy: bool | None = None, mode: str = "M0") -> JudgedRun:
+    return JudgedRun("t", "s", "storage", "synth", "medium", 0, "us", mode, easy, judged)
 
 
 def rounded(figure: Figure) -> tuple[float | None, ...]:
@@ -39,29 +45,29 @@ def rounded(figure: Figure) -> tuple[float | None, ...]:
 
 
 def test_wilson_as_in_the_textbooks() -> None:
-    assert rounded(wilson(9, 10)) == (0.9, 0.596, 0.982, 10, 9)
-    assert rounded(wilson(0, 10)) == (0.0, 0.0, 0.278, 10, 0)
-    assert rounded(wilson(10, 10)) == (1.0, 0.722, 1.0, 10, 10)
-    assert rounded(wilson(299, 299)) == (1.0, 0.987, 1.0, 299, 299)
-    assert wilson(0, 0) == NO_FIGURE
+    assert rounded(compute_wilson(9, 10)) == (0.9, 0.596, 0.982, 10, 9)
+    assert rounded(compute_wilson(0, 10)) == (0.0, 0.0, 0.278, 10, 0)
+    assert rounded(compute_wilson(10, 10)) == (1.0, 0.722, 1.0, 10, 10)
+    assert rounded(compute_wilson(299, 299)) == (1.0, 0.987, 1.0, 299, 299)
+    assert compute_wilson(0, 0) == NO_FIGURE
 
 
 def test_the_bootstrap_draws_jobs_not_buckets() -> None:
-    assert over_trials([]) == NO_FIGURE
-    assert over_trials([[1.0, 3.0]]) == Figure(2.0, None, None, 1)
-    alike = over_trials([[1.0, 3.0]] * 20)
+    assert bootstrap_trials([]) == NO_FIGURE
+    assert bootstrap_trials([[1.0, 3.0]]) == Figure(2.0, None, None, 1)
+    alike = bootstrap_trials([[1.0, 3.0]] * 20)
     assert alike == Figure(2.0, 2.0, 2.0, 20)  # no job differs from another
-    mixed = over_trials([[0.0]] * 10 + [[1.0]] * 10)
+    mixed = bootstrap_trials([[0.0]] * 10 + [[1.0]] * 10)
     assert mixed.value == 0.5 and mixed.low is not None and mixed.high is not None
     assert 0.25 <= mixed.low < 0.4 and 0.6 < mixed.high <= 0.75
 
 
 def test_p95_is_one_of_the_values() -> None:
-    assert over_trials([[float(n)] for n in range(1, 101)], p95).value == 95.0
-    assert over_trials([[1.0] * 19 + [9.0]], p95).value == 1.0
+    assert bootstrap_trials([[float(n)] for n in range(1, 101)], compute_p95).value == 95.0
+    assert bootstrap_trials([[1.0] * 19 + [9.0]], compute_p95).value == 1.0
 
 
-GOOD = Judged(
+GOOD = Judgment(
     wanted="storage",
     said="storage",
     said_leaf="storage-local",
@@ -81,7 +87,7 @@ GOOD = Judged(
     gain_error=-4.0,
     first_blamed=1,
 )
-BAD = Judged(
+BAD = Judgment(
     wanted="storage",
     said="cpu",
     said_leaf="cpu-gc",
@@ -101,7 +107,7 @@ BAD = Judged(
     gain_error=2.0,
     first_blamed=0,
 )
-NULL = Judged(
+NULL = Judgment(
     wanted="nothing",
     said="nothing",
     errors=ZERO,
@@ -114,18 +120,18 @@ NULL = Judged(
 
 
 def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
-    assert ece_over([[], []]) == NO_FIGURE
-    alone = ece_over([[(0.9, True), (0.9, False)]])
+    assert estimate_ece([[], []]) == NO_FIGURE
+    alone = estimate_ece([[(0.9, True), (0.9, False)]])
     assert rounded(alone) == (0.4, None, None, 1, None)
     # half of the jobs are right in all they say, half wrong: one job's claims are one trial
-    few = ece_over([[(0.5, right)] * 50 for right in (True, False) * 2])
-    many = ece_over([[(0.5, right)] for right in (True, False) * 100])
+    few = estimate_ece([[(0.5, right)] * 50 for right in (True, False) * 2])
+    many = estimate_ece([[(0.5, right)] for right in (True, False) * 100])
     assert few.value == many.value == 0.0
     assert few.high == 0.5 and many.high is not None and many.high < 0.1
 
 
 def test_a_whole_score() -> None:
-    score = scored([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
+    score = compute_score([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
     values = {k: (figure.value, figure.n, figure.hits) for k, figure in score.figures.items()}
     rounded = {
         k: (None if v is None else round(v, 6), n, hits) for k, (v, n, hits) in values.items()
@@ -165,14 +171,14 @@ def test_a_whole_score() -> None:
 
 
 def test_nothing_claimed_is_no_figure_anywhere() -> None:
-    score = scored([row(Judged(wanted="storage", said=None))])
+    score = compute_score([row(Judgment(wanted="storage", said=None))])
     assert set(score.figures.values()) == {NO_FIGURE}
     assert score == Score(score.figures, {}, {}, ())
 
 
 def test_what_a_run_is_wrong_in() -> None:
-    assert wrong(row(GOOD)) == () and wrong(row(NULL)) == ()
-    assert wrong(row(BAD)) == (
+    assert list_errors(row(GOOD)) == () and list_errors(row(NULL)) == ()
+    assert list_errors(row(BAD)) == (
         "family",
         "leaf",
         "culprit",
@@ -181,27 +187,27 @@ def test_what_a_run_is_wrong_in() -> None:
         "false cpu",
         "storage off by 13.0",
     )
-    coarse = Judged(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
-    assert wrong(row(coarse)) == ("leaf",)
-    assert wrong(row(coarse, mode="M2")) == ()  # no more can be known there
+    coarse = Judgment(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
+    assert list_errors(row(coarse)) == ("leaf",)
+    assert list_errors(row(coarse, mode="M2")) == ()  # no more can be known there
 
 
 def test_reliability_by_hand() -> None:
     pairs = [(0.95, True), (0.91, True), (0.99, False), (1.0, True), (0.72, False)]
-    bins, ece = reliability(pairs)
+    bins, ece = compute_reliability(pairs)
     assert [
         (figure.low, figure.high, round(figure.said, 4), figure.right, figure.n) for figure in bins
     ] == [(0.7, 0.8, 0.72, 0.0, 1), (0.9, 1.0, 0.9625, 0.75, 4)]
     assert round(ece, 6) == round((0.72 + 4 * 0.2125) / 5, 6)
-    assert reliability([]) == ((), 0.0)
+    assert compute_reliability([]) == ((), 0.0)
     assert isinstance(bins[0], Bin)
 
 
 def test_isotonic_regression_pools_what_falls() -> None:
     # 0.6: 1 of 2; 0.7: 0 of 1 pools with it to 1 of 3; 0.8: 1 of 1; 0.9: 1 of 2 pools to 2 of 3
     pairs = [(0.6, True), (0.6, False), (0.7, False), (0.8, True), (0.9, True), (0.9, False)]
-    assert isotonic(pairs) == [(0.6, 0.7, 1 / 3, 3), (0.8, 0.9, 2 / 3, 3)]
-    assert isotonic([]) == []
+    assert fit_isotonic(pairs) == [(0.6, 0.7, 1 / 3, 3), (0.8, 0.9, 2 / 3, 3)]
+    assert fit_isotonic([]) == []
 
 
 def make_claims(
@@ -297,10 +303,10 @@ def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
         *claim("real", 3.0, 1, 1),
     ]
     # small: 1/4 of 2/4 + 1/2; large: all
-    assert by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
+    assert group_by_size(claims) == [(0.3, 0.25, 3), (4.8, 1.0, 3)]
     # larger claims that are right less often are pooled with those before: 1/4 + 1/4 of all
     falling = [*claim("synth", 0.2, 1, 2), *claim("synth", 3.0, 1, 2), *claim("real", 3.0, 0, 2)]
-    assert by_size(falling) == [(4.8, 0.25, 6)]
+    assert group_by_size(falling) == [(4.8, 0.25, 6)]
 
 
 def test_sizes_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

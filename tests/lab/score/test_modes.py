@@ -16,14 +16,18 @@ from clusterprof.trace.schema import Clock, Columns, Event, Gap, Header, Rows, S
 from clusterprof.trace.writer import RecordingWriter
 from clusterprof_lab.answer import Answer, NamedCause, dump, load
 from clusterprof_lab.families import FAMILIES
-from clusterprof_lab.scenario import Wanted
-from clusterprof_lab.score.ablate import ABLATIONS, Sideways, ablate, compared
-from clusterprof_lab.score.modes import in_mode, rank_alone, true_in_mode
-from clusterprof_lab.score.ours import answer_of, bucket_ns, residual_ns
-from clusterprof_lab.score.rewrite import ALL_SPANS, Less, rewrite
-from clusterprof_lab.truth import read
-from tests.support.builders import header
-from tests.support.score_runs import pair, recordings
+from clusterprof_lab.scenario import ExpectedVerdict
+from clusterprof_lab.score.ablate import ABLATIONS, MisplacedTime, ablate, compare_reports
+from clusterprof_lab.score.clusterprof_answer import (
+    compute_residual_ns,
+    make_answer,
+    sum_buckets_ns,
+)
+from clusterprof_lab.score.modes import find_visible_rank, restrict_truth, rewrite_for_mode
+from clusterprof_lab.score.rewrite import ALL_SPANS, RemovedSignals, rewrite_recording
+from clusterprof_lab.truth import read_truth
+from tests.support.builders import make_header
+from tests.support.score_runs import recordings, write_two_ranks
 
 TESTS = Path(__file__).resolve().parents[2]
 STORED = TESTS / "recordings" / "dlrm-8rank"
@@ -31,7 +35,7 @@ STORED = TESTS / "recordings" / "dlrm-8rank"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pair(tmp_path_factory.mktemp("runs"), "pair")
+    return write_two_ranks(tmp_path_factory.mktemp("runs"), "pair")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def points(answer: Answer) -> dict[str, float]:
 
 
 def test_a_report_in_common_words(report: Report) -> None:
-    answer = answer_of(report)
+    answer = make_answer(report)
     # of 600 ms per rank and step: 150 and 50 by rank 1, 100 by nobody
     assert points(answer) == {"storage": 25.0, "cpu": 8.3, "network": 16.7}
     rows = [
@@ -61,7 +65,7 @@ def test_a_report_in_common_words(report: Report) -> None:
 
 
 def test_a_family_that_is_named_is_no_leaf() -> None:
-    answer = answer_of(analyze(STORED))
+    answer = make_answer(analyze(STORED))
     assert set(answer.family_ratio or ()) == set(FAMILIES)
     assert all(
         item.leaf is None or item.leaf not in FAMILIES or item.leaf == "startup"
@@ -70,7 +74,7 @@ def test_a_family_that_is_named_is_no_leaf() -> None:
 
 
 def test_the_residual_is_found_at_every_level(report: Report) -> None:
-    assert residual_ns(report) == 0
+    assert compute_residual_ns(report) == 0
     first = report.ranks[0]
     for wrong, gap in (
         (replace(report, lost_ns=report.lost_ns + 5), 5),
@@ -88,7 +92,7 @@ def test_the_residual_is_found_at_every_level(report: Report) -> None:
             report.findings[0].lost_ns - 3,
         ),
     ):
-        assert residual_ns(wrong) == gap
+        assert compute_residual_ns(wrong) == gap
 
 
 def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
@@ -98,26 +102,30 @@ def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
         for rank, own in ((1, 1000), (2, 250), (3, 249))
     )
     several = replace(report, findings=(replace(storage, culprits=(chief, small, tiny)),))
-    assert answer_of(several).culprits == (1, 2)  # from a quarter of the first one's on
+    assert make_answer(several).culprits == (1, 2)  # from a quarter of the first one's on
     cause = replace(storage.cause, id="fail-hang", family="fail")
     hang = replace(storage, cause=cause, outside_steps=True, culprits=(tiny,))
-    assert answer_of(replace(report, findings=(storage, hang))).culprits == (3,)
+    assert make_answer(replace(report, findings=(storage, hang))).culprits == (3,)
     nobodys = replace(storage, culprits=())
-    assert answer_of(replace(report, findings=(nobodys, storage))).culprits == (1,)
-    assert answer_of(replace(report, findings=(nobodys,))).culprits == ()
+    assert make_answer(replace(report, findings=(nobodys, storage))).culprits == (1,)
+    assert make_answer(replace(report, findings=(nobodys,))).culprits == ()
 
 
 def test_with_nothing_left_out_nothing_changes(tmp_path: Path) -> None:
-    same = analyze(rewrite(STORED, tmp_path / "same", Less("same", "everything")))
+    same = analyze(
+        rewrite_recording(STORED, tmp_path / "same", RemovedSignals("same", "everything"))
+    )
     assert replace(same, title="") == replace(analyze(STORED), title="")
 
 
 def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
-    truth = read(run)
+    truth = read_truth(run)
     held: dict[str, tuple[list[int], list[str], list[str]]] = {}
     for mode in ("M0", "M1", "M2", "M3"):
         spans, sources, events = set(), set(), set()
-        for node in list_node_folders(in_mode(run / "recording", mode, tmp_path / mode, truth)):
+        for node in list_node_folders(
+            rewrite_for_mode(run / "recording", mode, tmp_path / mode, truth)
+        ):
             for record in NodeReader(node):
                 if isinstance(record, Spans):
                     spans |= set(record.columns["kind"].tolist())
@@ -137,12 +145,14 @@ def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
 
 
 def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
-    script = recordings.training([(0.1, 0.2)] * 3)
+    script = recordings.make_training([(0.1, 0.2)] * 3)
     script.main_spans.append((layout.FIRST_USER_KIND, 1.0, 1.1))
-    recordings.write(script, tmp_path / "whole" / "node")
+    recordings.write_recording(script, tmp_path / "whole" / "node")
     # three waits, fetches and steps, a worker's start, and one of the user's own
     for kinds, left in ((ALL_SPANS, 0), (ALL_SPANS - {-1}, 1), (frozenset({-1}), 10)):
-        less = rewrite(tmp_path / "whole", tmp_path / f"less{left}", Less("", "", kinds))
+        less = rewrite_recording(
+            tmp_path / "whole", tmp_path / f"less{left}", RemovedSignals("", "", kinds)
+        )
         selected = [record for record in NodeReader(less / "node") if isinstance(record, Spans)]
         assert sum(len(item.columns["kind"]) for item in selected) == left
 
@@ -150,7 +160,7 @@ def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
 def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Path) -> None:
     """Rank 0 is process 100 with worker 201, rank 1 process 300 with worker 301."""
     devices = [{"id": "gpu-0"}, {"id": "gpu-1"}]
-    head = replace(header(), devices=devices, collectors=[{"name": "disk"}])
+    head = replace(make_header(), devices=devices, collectors=[{"name": "disk"}])
     folder = tmp_path / "whole" / "node"
     writer = RecordingWriter(folder, head, lambda: Clock(0, 0, 0), keep_free_bytes=0)
     for rank, pid in ((0, 100), (1, 300)):
@@ -164,8 +174,10 @@ def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Pa
     gpus, now = ["gpu-0", "gpu-1"], array("q", [0])
     writer.append(Columns("gpu_nvidia", busy, gpus, now, values, [None, None]))
     writer.close()
-    less = Less("", "", sources=frozenset({"disk"}), rank=1)
-    records = list(NodeReader(rewrite(tmp_path / "whole", tmp_path / "one", less) / "node"))
+    less = RemovedSignals("", "", sources=frozenset({"disk"}), rank=1)
+    records = list(
+        NodeReader(rewrite_recording(tmp_path / "whole", tmp_path / "one", less) / "node")
+    )
     [kept] = [record for record in records if isinstance(record, Header)]
     assert (list(kept.devices), list(kept.collectors)) == ([{"id": "gpu-1"}], [])
     [rows] = [record for record in records if isinstance(record, Rows)]
@@ -176,8 +188,8 @@ def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Pa
 
 
 def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
-    less = Less("no threads", "", sources=frozenset({"threads"}))
-    folder = rewrite(run / "recording", tmp_path / "less", less)
+    less = RemovedSignals("no threads", "", sources=frozenset({"threads"}))
+    folder = rewrite_recording(run / "recording", tmp_path / "less", less)
     gaps = [
         record for record in NodeReader(list_node_folders(folder)[0]) if isinstance(record, Gap)
     ]
@@ -185,31 +197,33 @@ def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) -> None:
-    truth, wanted = read(run), Wanted("storage", ("storage-local",), "node")
-    assert rank_alone(truth) == 1
-    assert rank_alone(replace(truth, seed=1)) == 0
-    mine, asked = true_in_mode(truth, wanted, "M4")
+    truth, wanted = read_truth(run), ExpectedVerdict("storage", ("storage-local",), "node")
+    assert find_visible_rank(truth) == 1
+    assert find_visible_rank(replace(truth, seed=1)) == 0
+    mine, asked = restrict_truth(truth, wanted, "M4")
     assert {bucket.cause for bucket in mine.lost} == {
         "storage-local",
         "cpu-preprocess",
         "net-transfer",
     }
     assert asked == replace(wanted, culprit="rank")
-    victim, asked = true_in_mode(replace(truth, seed=1), wanted, "M4")
+    victim, asked = restrict_truth(replace(truth, seed=1), wanted, "M4")
     assert sorted(
         (bucket.cause, bucket.culprit) for bucket in victim.lost if bucket.culprit is None
     ) == [("net-transfer", None), ("sync-unknown-peer", None), ("sync-unknown-peer", None)]
-    assert asked == Wanted("synchronization", ("sync-unknown-peer",), "everybody")
-    alone = analyze(in_mode(run / "recording", "M4", tmp_path / "M4", replace(truth, seed=1)))
+    assert asked == ExpectedVerdict("synchronization", ("sync-unknown-peer",), "everybody")
+    alone = analyze(
+        rewrite_for_mode(run / "recording", "M4", tmp_path / "M4", replace(truth, seed=1))
+    )
     assert [rank.rank for rank in alone.ranks] == [0]
     assert alone.job is not None and alone.job.world_size == 2
-    waited = {id_ for id_, ns in bucket_ns(alone).items() if ns}
+    waited = {id_ for id_, ns in sum_buckets_ns(alone).items() if ns}
     assert waited == {"sync-unknown-peer"}  # how much of it was transfer, nobody can tell it
-    assert true_in_mode(truth, wanted, "M2") == (truth, wanted)
+    assert restrict_truth(truth, wanted, "M2") == (truth, wanted)
 
 
 def test_other_ranks_of_the_same_node_go_with_their_devices(tmp_path: Path) -> None:
-    alone = analyze(rewrite(STORED, tmp_path / "alone", Less("M4", "", rank=5)))
+    alone = analyze(rewrite_recording(STORED, tmp_path / "alone", RemovedSignals("M4", "", rank=5)))
     assert [(rank.rank, rank.steps > 0) for rank in alone.ranks] == [(5, True)]
 
 
@@ -218,20 +232,20 @@ def test_time_that_goes_sideways_is_found(report: Report) -> None:
     moved = dict(second.buckets)
     moved["cpu-gc"] = moved.pop("storage-local")  # a quarter of the time of one of two ranks
     wrong = replace(report, ranks=(first, replace(second, buckets=tuple(moved.items()))))
-    [result] = compared(report, wrong, "threads")
+    [result] = compare_reports(report, wrong, "threads")
     assert (result.signal, result.to, result.bound) == ("threads", "cpu-gc", False)
     assert round(result.points, 1) == 12.5
     up = dict(second.buckets)
     up["storage"] = up.pop("storage-local")  # up the tree
     better = replace(report, ranks=(first, replace(second, buckets=tuple(up.items()))))
-    assert compared(report, better, "threads") == []
+    assert compare_reports(report, better, "threads") == []
     up["unattributed"] = up.get("unattributed", 0) + up.pop("storage")
     best = replace(report, ranks=(first, replace(second, buckets=tuple(up.items()))))
-    assert compared(report, best, "threads") == []
+    assert compare_reports(report, best, "threads") == []
     other = dict(second.buckets)
     other["cpu"] = other.pop("storage-local")  # into another family
     worse = replace(report, ranks=(first, replace(second, buckets=tuple(other.items()))))
-    assert [item.to for item in compared(report, worse, "threads")] == ["cpu"]
+    assert [item.to for item in compare_reports(report, worse, "threads")] == ["cpu"]
 
 
 def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
@@ -239,7 +253,7 @@ def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
         ablation for ablation in ABLATIONS if ablation.name in ("threads", "collectives")
     )
     result = ablate(run / "recording", tmp_path, chosen)
-    assert all(isinstance(value, Sideways) for value in result)
+    assert all(isinstance(value, MisplacedTime) for value in result)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collectives", "threads"]
     whole = {kind for ablation in ABLATIONS for kind in ablation.spans}
     assert whole <= ALL_SPANS  # and STEP stays: without it there is no job to speak of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof_lab.real.launch import SCRIPT
-from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA, period_steps
-from clusterprof_lab.score.paired import Turn, truth_of, turns_of
+from clusterprof_lab.real.paired import FILE, FORMAT, SCHEMA, compute_period_steps
+from clusterprof_lab.score.paired import Turn, compute_truth, read_turns
 
 MS = 10**6
 
@@ -27,12 +27,20 @@ def test_a_turn_is_off_on_on_off_and_each_has_its_own_options(
     words = ["--steps=20", "--in-turns=4", "--warm-up=2", "--data=calm", "--model-mb=1"]
     fault = ["--fault", "--decode-ms=90", "--own", "1", "workers=0", "--data=slow", "--model-mb=4"]
     made = turns(monkeypatch, *words, *fault)
-    made.of_rank(1)
-    assert [made.on(step) for step in range(20)] == 6 * [False] + 8 * [True] + 6 * [False]
-    assert [step for step in range(20) if made.changes(step)] == [6, 14]
-    assert (made.at(5).decode_ms, made.at(5).data, made.at(5).workers) == (4.0, "calm", 1)
-    assert (made.at(6).decode_ms, made.at(6).data, made.at(6).workers) == (90.0, "slow", 0)
-    assert made.loaders == [made.faulty, made.calm]  # a loader's workers cannot change
+    made.apply_rank_options(1)
+    assert [made.is_on(step) for step in range(20)] == 6 * [False] + 8 * [True] + 6 * [False]
+    assert [step for step in range(20) if made.begins_turn(step)] == [6, 14]
+    assert (
+        made.get_options(5).decode_ms,
+        made.get_options(5).data,
+        made.get_options(5).workers,
+    ) == (4.0, "calm", 1)
+    assert (
+        made.get_options(6).decode_ms,
+        made.get_options(6).data,
+        made.get_options(6).workers,
+    ) == (90.0, "slow", 0)
+    assert made.loader_options == [made.faulty, made.calm]  # a loader's workers cannot change
     assert made.calm.features == made.faulty.features  # of one model only a part is sent
 
 
@@ -40,9 +48,11 @@ def test_without_turns_the_options_are_the_same_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = turns(monkeypatch, "--decode-ms=90", "--steps=3")
-    assert [made.on(step) for step in range(3)] == [True, True, True]
-    assert not any(made.changes(step) for step in range(3)) and made.loaders == [made.faulty]
-    assert made.at(2).decode_ms == 90.0
+    assert [made.is_on(step) for step in range(3)] == [True, True, True]
+    assert not any(made.begins_turn(step) for step in range(3)) and made.loader_options == [
+        made.faulty
+    ]
+    assert made.get_options(2).decode_ms == 90.0
 
 
 def job(folder: Path, length_ms: list[float], period: int = 1) -> Path:
@@ -63,16 +73,16 @@ def job(folder: Path, length_ms: list[float], period: int = 1) -> Path:
 def test_the_truth_is_the_mean_step_with_the_fault_against_that_without(tmp_path: Path) -> None:
     length = [500.0] * 8 + [100.0] * 12 + [125.0] * 24 + [100.0] * 12 + [400.0] * 2
     length[20:28] = [100.0] * 8  # the loader was ahead: these count for nothing
-    result = turns_of(job(tmp_path / "a", length))
+    result = read_turns(job(tmp_path / "a", length))
     # (on, first step, first that is no longer in it)
     assert [(item.on, item.first_step, item.end_step) for item in result] == [
         (False, 8, 20),
         (True, 28, 44),
         (False, 52, 56),
     ]
-    truth = truth_of(result)
+    truth = compute_truth(result)
     assert truth.points == pytest.approx(20.0) and truth.error == pytest.approx(0.0)
-    whole = turns_of(job(tmp_path / "b", length, period=5))
+    whole = read_turns(job(tmp_path / "b", length, period=5))
     assert [(item.first_step, item.end_step) for item in whole] == [(10, 20), (29, 44), (55, 56)]
 
 
@@ -80,13 +90,13 @@ def test_how_sure_the_truth_is_by_hand() -> None:
     # Without the fault stretches of 4 steps take 98, 102, 98, 102 ms: variance 16 / 3 of 4 draws.
     steps = (98.0,) * 4 + (102.0,) * 4
     calm = [Turn(False, 0, 8, steps), Turn(False, 16, 24, steps)]
-    truth = truth_of([calm[0], Turn(True, 8, 16, (125.0,) * 8), calm[1]])
+    truth = compute_truth([calm[0], Turn(True, 8, 16, (125.0,) * 8), calm[1]])
     # of 2 stretches that were not trained without it, and of the 4 they are guessed by; t of 3
     error = 100 * 3.18 * (16 / 3 / 2 + 16 / 3 / 4) ** 0.5 / 125
     assert truth.points == pytest.approx(20.0) and truth.error == pytest.approx(error)
 
 
 def test_after_how_many_steps_a_fault_begins_anew() -> None:
-    assert period_steps(["--gc-every=4", "--gc-ms=120"]) == 4
-    assert period_steps(["--own", "1", "turn-ms=9", "--turns=2", "--turn-every=6"]) == 12
-    assert period_steps(["--decode-ms=200"]) == 1
+    assert compute_period_steps(["--gc-every=4", "--gc-ms=120"]) == 4
+    assert compute_period_steps(["--own", "1", "turn-ms=9", "--turns=2", "--turn-every=6"]) == 12
+    assert compute_period_steps(["--decode-ms=200"]) == 1

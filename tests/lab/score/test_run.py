@@ -13,18 +13,23 @@ from pathlib import Path
 import pytest
 
 from clusterprof_lab.answer import Answer, NamedCause, dump, load
-from clusterprof_lab.scenario import Scenario, Wanted, load_corpus
-from clusterprof_lab.score import sabotage, sizes, work
-from clusterprof_lab.score.figures import wilson
-from clusterprof_lab.score.ours import ours
-from clusterprof_lab.score.page import pages, results, store
-from clusterprof_lab.score.plan import LARGE, NOT_RECORDED, Work, planned, recorded
+from clusterprof_lab.scenario import ExpectedVerdict, Scenario, load_corpus
+from clusterprof_lab.score import attribution_mutations, sizes, work
+from clusterprof_lab.score.attribution_mutations import (
+    FAULTS,
+    GAPS,
+    apply_mutation,
+    list_worse_figures,
+)
+from clusterprof_lab.score.clusterprof_answer import analyze_recording
+from clusterprof_lab.score.figures import compute_wilson
+from clusterprof_lab.score.page import load_results, make_pages, store_score
+from clusterprof_lab.score.plan import LARGE, NOT_RECORDED, ScoredRun, plan_runs, select_recorded
 from clusterprof_lab.score.progress import Progress
 from clusterprof_lab.score.run import main
-from clusterprof_lab.score.sabotage import FAULTS, GAPS, sabotaged, worse
-from clusterprof_lab.score.work import Settings, do
-from clusterprof_lab.truth import Truth, read, write
-from tests.support.score_runs import pair
+from clusterprof_lab.score.work import Settings, score_run
+from clusterprof_lab.truth import Truth, read_truth, write_truth
+from tests.support.score_runs import write_two_ranks
 
 CORPUS = {scenario.id: scenario for scenario in load_corpus()}
 FAULT = CORPUS["storage-io-cap"]
@@ -33,8 +38,8 @@ FAULT = CORPUS["storage-io-cap"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    pair(folder, "one")
-    pair(folder, "two", seed=1)
+    write_two_ranks(folder, "one")
+    write_two_ranks(folder, "two", seed=1)
     return folder
 
 
@@ -99,23 +104,23 @@ def test_nothing_to_score_is_no_success(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    [first, *_] = planned([FAULT], "dev", "ci", ["synth"])
+    [first, *_] = plan_runs([FAULT], "dev", "ci", ["synth"])
     monkeypatch.setitem(work.MAKERS, "synth", ("clusterprof_lab.nowhere", "make"))
-    done = do(first, Settings(scenarios=CORPUS))
+    done = score_run(first, Settings(scenarios=CORPUS))
     assert done.rows == () and done.not_run.startswith("clusterprof_lab.nowhere is not there")
     only_real = replace(FAULT, synth=None)
-    [first, *_] = planned([only_real], "dev", "ci", ["synth"])
-    assert do(first, Settings(scenarios=CORPUS)).not_run == "synth cannot make it"
+    [first, *_] = plan_runs([only_real], "dev", "ci", ["synth"])
+    assert score_run(first, Settings(scenarios=CORPUS)).not_run == "synth cannot make it"
 
 
 def test_a_run_we_are_wrong_about_can_be_looked_at(runs: Path, tmp_path: Path) -> None:
-    truth = read(runs / "one")
+    truth = read_truth(runs / "one")
     blamed = replace(truth, injected=(replace(truth.injected[0], culprits=(0,)),))
     folder = tmp_path / "wrong"
     folder.mkdir()
     (folder / "recording").symlink_to(runs / "one" / "recording")
-    write(blamed, folder)
-    done = do(Work("", None, folder), Settings(rules=False, scenarios=CORPUS))
+    write_truth(blamed, folder)
+    done = score_run(ScoredRun("", None, folder), Settings(rules=False, scenarios=CORPUS))
     assert [(row.judged.culprit_right, row.folder) for row in done.rows] == [(False, str(folder))]
 
 
@@ -129,8 +134,8 @@ def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
         return Answer("slowest", None, culprits=(1,))
 
     both = {"a rule": fails, "slowest total compute": slowest}
-    monkeypatch.setattr(work, "rules", lambda: both)
-    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    monkeypatch.setattr(work, "load_rules", lambda: both)
+    done = score_run(ScoredRun("", None, runs / "one"), Settings(scenarios=CORPUS))
     rows = {row.tool: row for row in done.rows}
     assert rows["a rule"].judged.family_right is False
     assert rows["a rule"].judged.culprit_right is False
@@ -142,43 +147,43 @@ def test_rules_of_others_are_found_from_anywhere(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = do(Work("", None, runs / "one"), Settings(scenarios=CORPUS))
+    done = score_run(ScoredRun("", None, runs / "one"), Settings(scenarios=CORPUS))
     tools = [row.tool for row in done.rows]
-    assert len(tools) == 1 + len(work.rules()) and "xprof" in tools
+    assert len(tools) == 1 + len(work.load_rules()) and "xprof" in tools
     assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
 
 
 def test_answers_are_of_one_testbed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [first, *_] = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
-    monkeypatch.setattr(work, "made", lambda *given: (runs / "one", ""))
+    [first, *_] = plan_runs([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
+    monkeypatch.setattr(work, "make_run", lambda *given: (runs / "one", ""))
     dump(
         Answer("rival 3", (NamedCause("cpu", None, 0.4),)),
         tmp_path / f"real.{first.trial.name}.json",
     )  # type: ignore[union-attr]
     settings = Settings(rules=False, answers={"rival": tmp_path}, scenarios=CORPUS)
-    assert [row.tool for row in do(first, settings).rows][-1] == "rival"
-    synthetic = do(replace(first, testbed="synth", modes=("M0",)), settings)
+    assert [row.tool for row in score_run(first, settings).rows][-1] == "rival"
+    synthetic = score_run(replace(first, testbed="synth", modes=("M0",)), settings)
     assert [row.tool for row in synthetic.rows] == ["clusterprof"]
 
 
 def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
-    write(replace(read(runs / "one"), disturbed_ratio=0.08), tmp_path)
+    write_truth(replace(read_truth(runs / "one"), disturbed_ratio=0.08), tmp_path)
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")
-    done = do(Work("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
+    done = score_run(ScoredRun("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
     assert [row.testbed for row in done.rows] == ["synth, disturbed"]
 
 
 def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
-    done = do(Work("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
+    done = score_run(ScoredRun("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
     bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
     hidden = replace(bad, split="test")
     stream = io.StringIO()
     progress = Progress(4, stream)
     for rows in ((bad,), (hidden,), done.rows):
-        progress.tell(replace(done, rows=rows))
-    progress.tell(replace(done, rows=(), not_run="no disk here"))
+        progress.report(replace(done, rows=rows))
+    progress.report(replace(done, rows=(), not_run="no disk here"))
     lines = stream.getvalue().splitlines()
     assert [line for line in lines if " runs" not in line] == [
         "one: culprit",
@@ -188,9 +193,11 @@ def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
 
 
 def test_slices() -> None:
-    null = Scenario("null-clean", "null", "", "", Wanted("", (), "nobody"), FAULT.lost, {}, {})
+    null = Scenario(
+        "null-clean", "null", "", "", ExpectedVerdict("", (), "nobody"), FAULT.lost, {}, {}
+    )
     corpus = [FAULT, null]
-    ci = planned(corpus, "dev", "ci", ["synth", "real"])
+    ci = plan_runs(corpus, "dev", "ci", ["synth", "real"])
     assert Counter((item.testbed, item.trial.scenario.id) for item in ci if item.trial) == {
         ("synth", "storage-io-cap"): 2,
         ("synth", "null-clean"): 4,
@@ -198,7 +205,7 @@ def test_slices() -> None:
         ("real", "null-clean"): 1,
     }
     assert [item.ablate for item in ci].count(True) == 2  # the first of each group
-    full = planned(corpus, "test", "full", ["synth", "real"])
+    full = plan_runs(corpus, "test", "full", ["synth", "real"])
     assert Counter(
         (record.testbed, record.trial.scenario.id) for record in full if record.trial
     ) == {
@@ -212,25 +219,25 @@ def test_slices() -> None:
 
 
 def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path) -> None:
-    both = planned([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
+    both = plan_runs([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
     for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
         (tmp_path / name).symlink_to(runs / "one")
-    assert [item.folder for item in recorded(both, tmp_path)] == [
+    assert [item.folder for item in select_recorded(both, tmp_path)] == [
         None,
         None,
         tmp_path / "storage-io-cap.medium.dev0",
     ]
-    assert recorded(both, tmp_path / "none") == both
-    *_, missing = recorded(both, tmp_path / "none", others=False)
-    done = do(missing, Settings(rules=False, scenarios=CORPUS))
+    assert select_recorded(both, tmp_path / "none") == both
+    *_, missing = select_recorded(both, tmp_path / "none", others=False)
+    done = score_run(missing, Settings(rules=False, scenarios=CORPUS))
     assert (done.rows, done.not_run) == ((), NOT_RECORDED)
 
 
 def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
-    path = store(out / "score.json", tmp_path)
+    path = store_score(out / "score.json", tmp_path)
     assert path.name == "dev-runs.json"
-    assert results(tmp_path)[0]["claims"] == []
-    made = pages(tmp_path)
+    assert load_results(tmp_path)[0]["claims"] == []
+    made = make_pages(tmp_path)
     assert set(made) == {"docs/accuracy.md", "docs/accuracy-reliability.svg"}
     page = made["docs/accuracy.md"]
     assert "| synth | dev | runs | " in page and "not tuned on" not in page
@@ -238,57 +245,66 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
     assert "| storage-io-cap | 2/2 · 2/2 · 2/2 · 0.0 |" in page
     picture = ElementTree.fromstring(made["docs/accuracy-reliability.svg"])
     dots = [part for part in picture.iter() if part.tag.endswith("circle")]
-    curves = [score["reliability"] for score in results(tmp_path)[0]["scores"]]
+    curves = [score["reliability"] for score in load_results(tmp_path)[0]["scores"]]
     assert len(dots) == sum(1 + len(bins) for bins in curves if bins)  # one each of the key
-    assert "No score has been stored yet" in pages(tmp_path / "none")["docs/accuracy.md"]
+    assert "No score has been stored yet" in make_pages(tmp_path / "none")["docs/accuracy.md"]
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="not a score"):
-        pages(tmp_path)
+        make_pages(tmp_path)
 
 
 def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
-    item = [pair(tmp_path, "three", ranks=3)]
-    sound = sabotage.figures(item, CORPUS, "", gaps=False)
+    item = [write_two_ranks(tmp_path, "three", ranks=3)]
+    sound = attribution_mutations.compute_figures(item, CORPUS, "", gaps=False)
     assert sound["family_top1"].hits == 1
-    swapped = sabotage.figures(item, CORPUS, "swap-causes", gaps=False)
+    swapped = attribution_mutations.compute_figures(item, CORPUS, "swap-causes", gaps=False)
     assert (swapped["family_top1"].hits, swapped["leaf_top1"].hits) == (0, 0)
-    waiter = sabotage.figures(item, CORPUS, "longest-waiter", gaps=False)
+    waiter = attribution_mutations.compute_figures(item, CORPUS, "longest-waiter", gaps=False)
     assert (waiter["culprit_top1"].hits, waiter["inversions"].hits) == (0, 1)
-    again = sabotage.figures(item, CORPUS, "", gaps=False)
+    again = attribution_mutations.compute_figures(item, CORPUS, "", gaps=False)
     assert again == sound  # nothing stays behind
 
 
 def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
     from tests.support.score_runs import recordings
 
-    recordings.write(recordings.training([(0.1, 0.4)] * 60), tmp_path / "whole" / "node")
-    gaps = sabotage.rewrite(tmp_path / "whole", tmp_path / "gaps", GAPS)
-    true = ours(tmp_path / "whole").lost_ratio
+    recordings.write_recording(
+        recordings.make_training([(0.1, 0.4)] * 60), tmp_path / "whole" / "node"
+    )
+    gaps = attribution_mutations.rewrite_recording(tmp_path / "whole", tmp_path / "gaps", GAPS)
+    true = analyze_recording(tmp_path / "whole").lost_ratio
     assert true is not None and round(true, 3) == 0.2
-    assert ours(gaps).lost_ratio == pytest.approx(true, abs=0.01)
-    with sabotaged("zero-gap"):
-        filled = ours(gaps).lost_ratio
+    assert analyze_recording(gaps).lost_ratio == pytest.approx(true, abs=0.01)
+    with apply_mutation("zero-gap"):
+        filled = analyze_recording(gaps).lost_ratio
     assert filled is not None and filled > true + 0.1
 
 
 def test_worse_means_beyond_both_intervals() -> None:
     def figures(hits: int, inverted: int, n: int = 20) -> dict:
-        none = dict.fromkeys(sabotage.WATCHED, wilson(0, 0))
-        return {**none, "family_top1": wilson(hits, n), "inversions": wilson(inverted, n)}
+        none = dict.fromkeys(attribution_mutations.WATCHED, compute_wilson(0, 0))
+        return {
+            **none,
+            "family_top1": compute_wilson(hits, n),
+            "inversions": compute_wilson(inverted, n),
+        }
 
-    assert worse(figures(20, 0), figures(20, 0)) == []
-    assert worse(figures(20, 0), figures(17, 2)) == []  # within the intervals
-    assert worse(figures(20, 0), figures(5, 12)) == ["family_top1 1 -> 0.25", "inversions 0 -> 0.6"]
-    assert worse(figures(5, 12), figures(20, 0)) == []  # better
-    with pytest.raises(ValueError, match="no such fault"), sabotaged("typo"):
+    assert list_worse_figures(figures(20, 0), figures(20, 0)) == []
+    assert list_worse_figures(figures(20, 0), figures(17, 2)) == []  # within the intervals
+    assert list_worse_figures(figures(20, 0), figures(5, 12)) == [
+        "family_top1 1 -> 0.25",
+        "inversions 0 -> 0.6",
+    ]
+    assert list_worse_figures(figures(5, 12), figures(20, 0)) == []  # better
+    with pytest.raises(ValueError, match="no such fault"), apply_mutation("typo"):
         pass
     assert len(FAULTS) == 3
 
 
 def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
-    truth = replace(read(runs / "one"), split="test", injected=())
-    write(replace(truth, lost=()), tmp_path / "runs" / "one")
+    truth = replace(read_truth(runs / "one"), split="test", injected=())
+    write_truth(replace(truth, lost=()), tmp_path / "runs" / "one")
     (tmp_path / "runs" / "one" / "recording").symlink_to(runs / "one" / "recording")
     arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--modes", "M0"]
     assert main([*arguments, "--no-rules", "--jobs", "1"]) == 0
@@ -305,9 +321,9 @@ def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
     texts = {json.loads(block)["format"]: block for block in blocks}
     (tmp_path / "answer.json").write_text(texts["clusterprof-answer"], encoding="utf-8")
     (tmp_path / "truth.json").write_text(texts["clusterprof-truth"], encoding="utf-8")
-    answer, truth = load(tmp_path / "answer.json"), read(tmp_path)
+    answer, truth = load(tmp_path / "answer.json"), read_truth(tmp_path)
     assert answer.causes == (NamedCause("storage", "storage-local", 0.31, 0.9, (5,)),)
-    assert (truth.caused_ns(), truth.clocks["n1"]) == (
+    assert (truth.sum_caused_ns(), truth.clocks["n1"]) == (
         {1: 25_500_000_000, 0: 400_000_000},
         (31_000_000, 0.00002),
     )

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from clusterprof.report.impact import CauseImpact, Impact
-from clusterprof_lab.scenario import Scenario, Wanted
-from clusterprof_lab.score.pairing import REMOVED, NoPairError, Pair, pairs_of
-from clusterprof_lab.score.whatif import FORMAT, IN_TURNS, Held, document, predicted
-from clusterprof_lab.score.whatif_page import pages, store
+from clusterprof_lab.scenario import ExpectedVerdict, Scenario
+from clusterprof_lab.score.clean_runs import REMOVED, NoPairError, Pair, make_pairs
+from clusterprof_lab.score.whatif import (
+    FORMAT,
+    IN_TURNS,
+    ComparedFault,
+    find_predicted_gain,
+    make_document,
+)
+from clusterprof_lab.score.whatif_page import make_pages, store_results
 from clusterprof_lab.truth import Injected, Lost, Place, Truth
-from tests.support.reports import clean
+from tests.support.reports import make_clean_report
 
 S = 10**9
 DISK = Pair(("storage-local", "storage-contention"), "storage", 75.0, REMOVED)
@@ -39,7 +45,7 @@ def job_impact(*causes: tuple[str, int | None], all_saved_ns: int | None = None)
 
 
 def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], float]:
-    named, points, _, _ = predicted(replace(clean(), impact=result), pair)
+    named, points, _, _ = find_predicted_gain(replace(make_clean_report(), impact=result), pair)
     return named, points
 
 
@@ -67,41 +73,47 @@ def test_a_prediction_is_of_the_findings_that_name_the_fault() -> None:
 
 
 def test_a_real_run_has_one_pair_and_some_have_none() -> None:
-    wanted = Wanted("storage", ("storage-local",), "rank", also=(("cpu", "cpu-gc"),))
+    wanted = ExpectedVerdict("storage", ("storage-local",), "rank", also=(("cpu", "cpu-gc"),))
     scenario = Scenario("disk", "storage", "", "", wanted, {}, None, {})
-    [pair] = pairs_of(TRUTH, scenario)
+    [pair] = make_pairs(TRUTH, scenario)
     assert pair == Pair(("storage-local", "cpu-gc"), "storage", 75.0, REMOVED)
     assert pair.gain_points(TRUTH) == 25.0
     for broken in (
         (replace(TRUTH, clean_step_ns=None), scenario),
-        (TRUTH, replace(scenario, wanted=Wanted("", (), "nobody"))),
+        (TRUTH, replace(scenario, wanted=ExpectedVerdict("", (), "nobody"))),
         (TRUTH, replace(scenario, wanted=replace(wanted, outside_steps=True))),
     ):
         with pytest.raises(NoPairError):
-            list(pairs_of(*broken))
+            list(make_pairs(*broken))
 
 
 def test_the_page_counts_what_is_within_three_points(tmp_path: Path) -> None:
     held = [
-        Held("a", "disk", "synth", "mild", REMOVED, 10.0, 13.0, None, None, ("storage",), 10.0),
-        Held("b", "disk", "synth", "mild", REMOVED, 10.0, 6.9, None, None, (), 20.0),
+        ComparedFault(
+            "a", "disk", "synth", "mild", REMOVED, 10.0, 13.0, None, None, ("storage",), 10.0
+        ),
+        ComparedFault("b", "disk", "synth", "mild", REMOVED, 10.0, 6.9, None, None, (), 20.0),
     ]
-    (tmp_path / "x.json").write_text(json.dumps(document(held, "dev")), encoding="utf-8")
-    assert store(tmp_path / "x.json", tmp_path / "kept").name == "dev-synth.json"
-    [page] = pages(tmp_path / "kept").values()
+    (tmp_path / "x.json").write_text(json.dumps(make_document(held, "dev")), encoding="utf-8")
+    assert store_results(tmp_path / "x.json", tmp_path / "kept").name == "dev-synth.json"
+    [page] = make_pages(tmp_path / "kept").values()
     # (3.0 + 3.1) / 2 off; of the truth's own books one is within
     assert "| synth, dev | 2 | 0 | ✗ 50 % (9–91; 1 of 2) | 3.0 | 3.1 | 50 % (9–91;" in page
     assert "| disk | 2 | 1 | 10.0, 10.0 | 13.0, 6.9 | -3.1 |" in page
-    assert pages(tmp_path / "none") == {}
+    assert make_pages(tmp_path / "none") == {}
 
 
 def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -> None:
-    sure = Held("a", "disk", IN_TURNS, "mild", REMOVED, 10.0, 12.0, None, None, (), None, 2.9)
+    sure = ComparedFault(
+        "a", "disk", IN_TURNS, "mild", REMOVED, 10.0, 12.0, None, None, (), None, 2.9
+    )
     unsure = replace(sure, run="b", said=40.0, error=3.1)
     assert (sure.is_conclusive, unsure.is_conclusive) == (True, False)
-    (tmp_path / "x.json").write_text(json.dumps(document([sure, unsure], "dev")), encoding="utf-8")
-    assert store(tmp_path / "x.json", tmp_path / "kept").name == "dev-real-in-turns.json"
-    [page] = pages(tmp_path / "kept").values()
+    (tmp_path / "x.json").write_text(
+        json.dumps(make_document([sure, unsure], "dev")), encoding="utf-8"
+    )
+    assert store_results(tmp_path / "x.json", tmp_path / "kept").name == "dev-real-in-turns.json"
+    [page] = make_pages(tmp_path / "kept").values()
     assert "| real in turns, dev | 2 | 1 | ✓ 100 % (21–100; 1 of 1) | 2.0 | 2.0 | - |" in page
     assert "| disk | 2 | 1 | 10.0 ± 2.9, 10.0 ± 3.1 | 12.0, 40.0 | +30.0 |" in page
 
@@ -109,4 +121,4 @@ def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -
 def test_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"format": FORMAT, "schema": 0}), encoding="utf-8")
     with pytest.raises(ValueError, match="not predictions of schema"):
-        store(tmp_path / "x.json", tmp_path / "kept")
+        store_results(tmp_path / "x.json", tmp_path / "kept")

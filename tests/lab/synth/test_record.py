@@ -15,20 +15,20 @@ from clusterprof.agent.collectors.network_filesystems import MountsCollector
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.trace.schema import Columns
-from clusterprof_lab.synth.record import record
-from clusterprof_lab.synth.record_sight import UPTIME_NS
+from clusterprof_lab.synth.record import write_story
+from clusterprof_lab.synth.recorder_view import UPTIME_NS
 from clusterprof_lab.synth.story import Act, Mark, Node, Rank, Thread, Work
 from tests.support.stories import (
     LOST_NS,
     MS,
     SECOND,
     STEPS,
-    alone,
-    caused,
-    rows,
-    seen_as,
-    series,
-    training,
+    join_readings,
+    list_rows,
+    make_single_rank_job,
+    make_training,
+    record_story,
+    sum_lost_by_cause,
 )
 
 NFS = Node("n0", mounts=(("/data", "server:/x", "nfs4"),))
@@ -36,9 +36,9 @@ FUSE = Node("n0", mounts=(("/fuse", "store", "fuse.store"),))
 
 
 def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
-    rank, end = training("block-io", resource="vdb")
-    record(alone(rank, end), tmp_path, np.random.default_rng(1))
-    caused_ns = caused(analyze(tmp_path))
+    rank, end = make_training("block-io", resource="vdb")
+    write_story(make_single_rank_job(rank, end), tmp_path, np.random.default_rng(1))
+    caused_ns = sum_lost_by_cause(analyze(tmp_path))
     assert sum(caused_ns.values()) == LOST_NS
     assert caused_ns.pop("unattributed") == 0
     assert caused_ns == {
@@ -62,9 +62,9 @@ def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
 )
 def test_what_the_detectors_know_is_seen(tmp_path, doing, what, node, family):
     size = 1 << 20 if what in ("", "READ") and doing in ("block-io", "nfs", "fuse") else 0
-    rank, end = training(doing, what, size=size)
-    record(alone(rank, end, node), tmp_path, np.random.default_rng(1))
-    caused_ns = caused(analyze(tmp_path))
+    rank, end = make_training(doing, what, size=size)
+    write_story(make_single_rank_job(rank, end, node), tmp_path, np.random.default_rng(1))
+    caused_ns = sum_lost_by_cause(analyze(tmp_path))
     held_up = sum(ns for cause, ns in caused_ns.items() if cause.startswith(family))
     own = LOST_NS if doing == "user" else STEPS * 50 * MS
     assert held_up == pytest.approx(own, rel=0.02)
@@ -81,8 +81,8 @@ def test_a_thread_s_counters_at_each_tick(tmp_path):
         Act(550 * MS, 650 * MS, "user"),
     ]
     rank = Rank(0, "n0", Thread(7, 7, 1, "python", acts), [], "", [])
-    records = seen_as(alone(rank, SECOND), tmp_path)
-    table = rows(records, "threads", pid=7)
+    records = record_story(make_single_rank_job(rank, SECOND), tmp_path)
+    table = list_rows(records, "threads", pid=7)
     assert {
         name: [v // MS for v in table[name]] for name in table if name.endswith("ns_total")
     } == {
@@ -98,7 +98,7 @@ def test_a_thread_s_counters_at_each_tick(tmp_path):
     assert table["t_ns"] == [UPTIME_NS + n * 100 * MS for n in range(11)]
 
     def grown(signal: str, device: str) -> list[int]:
-        values = series(records, signal, device)
+        values = join_readings(records, signal, device)
         return (values - values[0]).tolist()
 
     rest = [2000] * 8
@@ -171,18 +171,18 @@ CASES = {
 def test_what_a_real_kernel_would_show_of_each_act(tmp_path, doing, what):
     act = Act(1050 * MS, 1150 * MS, doing, "/data" if doing == "nfs" else "", 1000, 5, 0, what)
     rank = Rank(0, "n0", Thread(7, 7, 1, "python", [Act(0, 1050 * MS, "user"), act]), [], "", [])
-    records = seen_as(alone(rank, 3 * SECOND, NFS), tmp_path)
-    table = rows(records, "threads", pid=7)
-    io = rows(records, "processes", pid=7)
+    records = record_story(make_single_rank_job(rank, 3 * SECOND, NFS), tmp_path)
+    table = list_rows(records, "threads", pid=7)
+    io = list_rows(records, "processes", pid=7)
     sampled = {
         "user": table["user_ns_total"],
         "system": table["system_ns_total"],
         "run_delay": table["run_delay_ns_total"],
         "block_io_delay": table["block_io_delay_ns_total"],
-        "cgroup throttled": series(records, "cgroup.throttled_ns_total"),
-        "memory": series(records, "pressure.memory_some_ns_total"),
+        "cgroup throttled": join_readings(records, "cgroup.throttled_ns_total"),
+        "memory": join_readings(records, "pressure.memory_some_ns_total"),
         **{
-            f"nfs {device}": series(records, "nfs.execute_ns_total", device)
+            f"nfs {device}": join_readings(records, "nfs.execute_ns_total", device)
             for device in ("/data:READ", "/data:GETATTR")
             if device == f"/data:{what}"
         },
@@ -193,8 +193,8 @@ def test_what_a_real_kernel_would_show_of_each_act(tmp_path, doing, what):
         "read_bytes": io["read_bytes_total"],
         "write_bytes": io["write_bytes_total"],
         "faults": table["major_faults_total"],
-        "high": series(records, "cgroup.memory_high_events_total"),
-        "network": series(records, "network.receive_bytes_total", "eth0"),
+        "high": join_readings(records, "cgroup.memory_high_events_total"),
+        "network": join_readings(records, "network.receive_bytes_total", "eth0"),
     }
     grown = {name: (int(v[-1]) - int(v[0])) // MS for name, v in sampled.items()}
     grown |= {name: int(v[-1]) - int(v[0]) for name, v in plain.items()}
@@ -216,11 +216,11 @@ def test_a_device_is_busy_for_a_collective_that_computes_nothing(tmp_path):
     main.marks.append(Mark(2 * SECOND, 3 * SECOND, layout.H2D, 10_000_000))
     for name in ("emulated-0", "GPU-1"):
         rank = Rank(0, "n0", main, [], name, work)
-        records = seen_as(alone(rank, 4 * SECOND), tmp_path / name)
+        records = record_story(make_single_rank_job(rank, 4 * SECOND), tmp_path / name)
         at = [5, 15, 25, 35]
 
         def of(signal: str, records: list = records, name: str = name) -> np.ndarray:
-            return series(records, signal, name)
+            return join_readings(records, signal, name)
 
         assert (np.diff(of("gpu.busy_ns_total")[::10]) // MS).tolist() == [1000, 1000, 0, 0]
         assert of("gpu.busy_ratio")[at].tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -238,8 +238,8 @@ def test_a_device_is_busy_for_a_collective_that_computes_nothing(tmp_path):
 def test_columns_are_those_of_the_real_collectors(tmp_path, host):
     # A fixture machine with the same quirks less: names and units have to agree, not devices.
     context = Context(host("h100-node"), None, lambda: [4711])
-    rank, _ = training("nfs", "READ")
-    records = seen_as(alone(rank, SECOND, NFS), tmp_path)
+    rank, _ = make_training("nfs", "READ")
+    records = record_story(make_single_rank_job(rank, SECOND, NFS), tmp_path)
     ours = {r.collector: r for r in records if isinstance(r, Columns)}
     for kind in (
         CpuCollector,

@@ -10,45 +10,47 @@ from clusterprof.errors import Unavailable
 from clusterprof.probe import layout
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Header
-from clusterprof_lab.synth.record import Seen, record
-from clusterprof_lab.synth.record_sight import UPTIME_NS, clocks
+from clusterprof_lab.synth.record import RecordingQuality, write_story
+from clusterprof_lab.synth.recorder_view import UPTIME_NS, draw_clocks
 from clusterprof_lab.synth.story import Mark, Node, Rank, Rate, Story, Thread
 from tests.support.stories import (
     MS,
     SECOND,
     STEPS,
-    alone,
-    caused,
-    gaps,
-    in_step,
-    rows,
-    seen_as,
-    series,
-    spans,
-    times,
-    training,
+    join_readings,
+    list_gaps,
+    list_rows,
+    list_sample_times,
+    list_spans,
+    make_data_parallel_job,
+    make_single_rank_job,
+    make_training,
+    record_story,
+    sum_lost_by_cause,
 )
 
 
 def test_clocks_of_nodes_are_off_and_drift(tmp_path):
     story = Story(
-        [training(rank=n, node=f"n{n}")[0] for n in range(3)],
+        [make_training(rank=n, node=f"n{n}")[0] for n in range(3)],
         {f"n{n}": Node(f"n{n}") for n in range(3)},
         0,
         3 * SECOND,
     )
-    drawn = clocks(np.random.default_rng(3), story.nodes)
+    drawn = draw_clocks(np.random.default_rng(3), story.nodes)
     assert len(set(drawn.values())) == 3
     assert all(abs(ns) <= 50 * MS and abs(drift) <= 50e-6 for ns, drift in drawn.values())
     seen = {**drawn, "n2": (7 * MS, 50e-6)}
-    record(story, tmp_path, np.random.default_rng(1), Seen(clocks=seen))
+    write_story(story, tmp_path, np.random.default_rng(1), RecordingQuality(clocks=seen))
     for folder in list_node_folders(tmp_path):
         records = list(NodeReader(folder))
         header = next(item for item in records if isinstance(item, Header))
         offset, drift = seen[header.node["display"]]
         rank = int(header.node["display"][1:])
         first = [m for m in story.ranks[rank].main.marks if m.end_ns <= 2 * SECOND]
-        ends = [int(t) for span in spans(records, 1000 + 10 * rank) for t in span.columns["end_ns"]]
+        ends = [
+            int(t) for span in list_spans(records, 1000 + 10 * rank) for t in span.columns["end_ns"]
+        ]
         assert ends[: len(first)] == [
             UPTIME_NS + offset + m.end_ns + round(drift * m.end_ns) for m in first
         ]
@@ -59,12 +61,16 @@ def test_clocks_of_nodes_are_off_and_drift(tmp_path):
 
 @pytest.mark.parametrize("off", [False, True])
 def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
-    story = in_step(4, 2, late=3)
+    story = make_data_parallel_job(4, 2, late=3)
     random = np.random.default_rng(3)
-    seen = Seen(jitter_ns=300_000, clocks=clocks(random, story.nodes)) if off else Seen()
-    record(story, tmp_path, random, seen)
+    seen = (
+        RecordingQuality(jitter_ns=300_000, clocks=draw_clocks(random, story.nodes))
+        if off
+        else RecordingQuality()
+    )
+    write_story(story, tmp_path, random, seen)
     report = analyze(tmp_path)
-    caused_ns = caused(report)
+    caused_ns = sum_lost_by_cause(report)
     first, last = story.ranks[0].main.marks[0].start_ns, story.ranks[0].main.marks[-1].end_ns
     busy = sum(span.end_ns - span.start_ns for rank in story.ranks for span in rank.work)
     lost = 4 * (last - first) - busy
@@ -77,24 +83,26 @@ def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
 
 
 def test_lost_samples_and_spans_are_counted(tmp_path):
-    rank, end = training()
-    whole = seen_as(alone(rank, end), tmp_path / "whole")
-    half = seen_as(
-        alone(rank, end), tmp_path / "half", Seen(lost_samples_ratio=0.5, lost_spans_ratio=0.5)
+    rank, end = make_training()
+    whole = record_story(make_single_rank_job(rank, end), tmp_path / "whole")
+    half = record_story(
+        make_single_rank_job(rank, end),
+        tmp_path / "half",
+        RecordingQuality(lost_samples_ratio=0.5, lost_spans_ratio=0.5),
     )
-    full_set, array = times(whole, "disk"), times(half, "disk")
+    full_set, array = list_sample_times(whole, "disk"), list_sample_times(half, "disk")
     assert set(array.tolist()) < set(full_set.tolist())
     assert 0.35 < len(array) / len(full_set) < 0.65
-    missed = series(half, "self.ticks_missed_total")
-    last = times(half, "self")[-1]
+    missed = join_readings(half, "self.ticks_missed_total")
+    last = list_sample_times(half, "self")[-1]
     assert missed[-1] == np.sum(full_set <= last) - np.sum(array <= last)
-    assert set(rows(half, "threads")["t_ns"]) == set(array.tolist())
+    assert set(list_rows(half, "threads")["t_ns"]) == set(array.tolist())
     # What a counter has grown by is in the next reading.
     for records, t_ns in ((whole, full_set), (half, array)):
-        grown = series(records, "disk.read_ns_total", "vdb")
+        grown = join_readings(records, "disk.read_ns_total", "vdb")
         at = int(np.flatnonzero(t_ns == array[-1])[0])
         assert grown[at] - grown[0] == pytest.approx(STEPS * 50 * MS, abs=50 * MS)
-    frames = spans(half, 1000)
+    frames = list_spans(half, 1000)
     kept = sum(len(frame.columns["kind"]) for frame in frames)
     assert kept + sum(frame.dropped for frame in frames) == 2 * STEPS
     assert 0.3 < kept / (2 * STEPS) < 0.7
@@ -106,18 +114,18 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
 
 def test_what_could_not_be_read_says_why(tmp_path):
     why = Unavailable("absent", "the kernel does not count it for this cgroup", "")
-    seen = Seen(
+    seen = RecordingQuality(
         missing=("threads", "disk", "cgroup.throttled_ns_total", "spans"),
         reasons={"cgroup.throttled_ns_total": why},
     )
-    rank, end = training()
-    records = seen_as(alone(rank, end), tmp_path, seen)
-    result = gaps(records)
+    rank, end = make_training()
+    records = record_story(make_single_rank_job(rank, end), tmp_path, seen)
+    result = list_gaps(records)
     assert result["threads", ""] == ("denied", "/proc: mounted with hidepid")
     assert result["disk", ""] == ("denied", "permission denied")
     assert result["cgroup", "cgroup.throttled_ns_total"] == ("absent", why.message)
     assert result["mounts", ""] == ("absent", "no NFS file system is mounted")
-    assert not rows(records, "threads") and not spans(records, 1000)
+    assert not list_rows(records, "threads") and not list_spans(records, 1000)
     frame = next(r for r in records if isinstance(r, Columns) and r.collector == "cgroup")
     masked = dict(zip(frame.signals, frame.masks))
     assert set(masked["cgroup.throttled_ns_total"]) == {1}
@@ -125,25 +133,25 @@ def test_what_could_not_be_read_says_why(tmp_path):
     header = next(r for r in records if isinstance(r, Header))
     status = {collector["name"]: collector["status"] for collector in header.collectors}
     assert (status["threads"], status["disk"], status["cpu"]) == ("denied", "denied", "available")
-    caused(analyze(tmp_path))
+    sum_lost_by_cause(analyze(tmp_path))
 
 
 def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
-    (item, end), (two, _) = training(rank=0), training(rank=1)
+    (item, end), (two, _) = make_training(rank=0), make_training(rank=1)
     two.rank, two.device = 0, "emulated-1"
     jobs = [
         Story([rank], {"n0": Node("n0")}, 0, end, job) for rank, job in ((item, "a"), (two, "b"))
     ]
-    record(jobs[0], tmp_path, np.random.default_rng(1), other_jobs=[jobs[1]])
-    record(jobs[1], tmp_path, np.random.default_rng(2), other_jobs=[jobs[0]])
+    write_story(jobs[0], tmp_path, np.random.default_rng(1), other_jobs=[jobs[1]])
+    write_story(jobs[1], tmp_path, np.random.default_rng(2), other_jobs=[jobs[0]])
     folders = list_node_folders(tmp_path)
     assert len(folders) == 2
     for folder, pid in zip(sorted(folders, key=_job_of), (1000, 1010)):
         records = list(NodeReader(folder))
-        assert set(rows(records, "threads")["pid"]) == {pid, pid + 1}
-        read = series(records, "disk.read_bytes_total", "vdb")
+        assert set(list_rows(records, "threads")["pid"]) == {pid, pid + 1}
+        read = join_readings(records, "disk.read_bytes_total", "vdb")
         assert read[-1] - read[0] == pytest.approx(2 * STEPS << 20, abs=2 << 20)
-        cpu = series(records, "cgroup.cpu_ns_total")
+        cpu = join_readings(records, "cgroup.cpu_ns_total")
         own = 500 * MS + STEPS * 50 * MS
         assert cpu[-1] - cpu[0] == pytest.approx(own, abs=100 * MS)
 
@@ -153,39 +161,39 @@ def _job_of(folder) -> str:
 
 
 def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path):
-    ranks = [training(rank=n)[0] for n in range(2)] + [training(rank=2, node="n1")[0]]
+    ranks = [make_training(rank=n)[0] for n in range(2)] + [make_training(rank=2, node="n1")[0]]
     story = Story(ranks, {"n0": Node("n0"), "n1": Node("n1")}, 0, 5 * SECOND)
-    records = seen_as(story, tmp_path, Seen(missing_ranks=(1, 2)))
-    assert set(rows(records, "processes")["pid"]) == {1000, 1001}
+    records = record_story(story, tmp_path, RecordingQuality(missing_ranks=(1, 2)))
+    assert set(list_rows(records, "processes")["pid"]) == {1000, 1001}
     values = [
         event.attributes["rank"]
         for event in records
         if isinstance(event, Event) and event.kind == "process-registered"
     ]
     assert values == [0]
-    assert series(records, "cpu.blocked_count").max() == 2
+    assert join_readings(records, "cpu.blocked_count").max() == 2
 
 
 def test_a_recording_that_starts_mid_run(tmp_path):
-    rank, end = training()
-    records = seen_as(alone(rank, end, start_ns=3 * SECOND), tmp_path)
-    frames = spans(records, 1000)
+    rank, end = make_training()
+    records = record_story(make_single_rank_job(rank, end, start_ns=3 * SECOND), tmp_path)
+    frames = list_spans(records, 1000)
     before = sum(mark.end_ns < 3 * SECOND for mark in rank.main.marks)
     assert frames[0].first_sequence == before + 1
-    assert rows(records, "threads", pid=1000)["on_cpu_ns_total"][0] > 500 * MS
-    assert min(rows(records, "threads")["t_ns"]) == UPTIME_NS + 3 * SECOND
-    caused(analyze(tmp_path))
+    assert list_rows(records, "threads", pid=1000)["on_cpu_ns_total"][0] > 500 * MS
+    assert min(list_rows(records, "threads")["t_ns"]) == UPTIME_NS + 3 * SECOND
+    sum_lost_by_cause(analyze(tmp_path))
 
 
 def test_what_a_hang_and_an_exit_leave(tmp_path):
-    rank, _ = training()
+    rank, _ = make_training()
     hangs = Mark(8 * SECOND, 60 * SECOND, layout.COLLECTIVE, 77, 12, 4096, layout.ALL_REDUCE)
     rank.main.marks.append(hangs)
     rank.groups = {77: (0, 1)}
-    gone = training(rank=1)[0]
+    gone = make_training(rank=1)[0]
     gone.exit_ns, gone.exit_code, gone.device = 4 * SECOND, -9, "emulated-1"
     story = Story([rank, gone], {"n0": Node("n0")}, 0, 15 * SECOND)
-    records = seen_as(story, tmp_path)
+    records = record_story(story, tmp_path)
     result = [
         (event.kind, (event.t_ns - UPTIME_NS) // MS, event.attributes)
         for event in records
@@ -219,7 +227,7 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
         "operation": layout.ALL_REDUCE,
     }
     assert result[5][2]["reason"] == "the duration is over"
-    assert max(rows(records, "threads", pid=1010)["t_ns"]) < UPTIME_NS + 4 * SECOND
+    assert max(list_rows(records, "threads", pid=1010)["t_ns"]) < UPTIME_NS + 4 * SECOND
 
 
 def test_others_on_the_node_are_recognized_by_rates(tmp_path):
@@ -235,11 +243,11 @@ def test_others_on_the_node_are_recognized_by_rates(tmp_path):
         },
     )
     rank = Rank(0, "n0", Thread(7, 7, 1, "python"), [], "", [])
-    records = seen_as(alone(rank, 2 * SECOND, node), tmp_path)
-    read = series(records, "disk.read_bytes_total", "vdb")
+    records = record_story(make_single_rank_job(rank, 2 * SECOND, node), tmp_path)
+    read = join_readings(records, "disk.read_bytes_total", "vdb")
     assert ((read - read[0]) // 512).tolist() == [*range(0, 1000, 100), *[1000] * 11]
-    assert series(records, "memory.available_bytes")[0] == 40_960
-    received = series(records, "rdma.receive_bytes_total", "mlx5_0/1")
+    assert join_readings(records, "memory.available_bytes")[0] == 40_960
+    received = join_readings(records, "rdma.receive_bytes_total", "mlx5_0/1")
     assert (received - received[0]).tolist() == [0, 1000, 2000]
     header = next(r for r in records if isinstance(r, Header))
     assert header.host["hcas"] == [{"name": "mlx5_0"}]

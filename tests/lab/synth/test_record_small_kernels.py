@@ -8,18 +8,18 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
 from clusterprof_lab.scenario import Trial, load_corpus
-from clusterprof_lab.synth.make import make
-from clusterprof_lab.synth.record import record
-from tests.support.stories import LOST_NS, alone, caused, training
+from clusterprof_lab.synth.make import make_trial
+from clusterprof_lab.synth.record import write_story
+from tests.support.stories import LOST_NS, make_single_rank_job, make_training, sum_lost_by_cause
 
 
 @pytest.mark.parametrize(("sm_ratio", "advice"), [(0.3, ("larger-batch",)), (0.9, ())])
 def test_small_kernels_are_distinguished_from_full_ones(tmp_path, sm_ratio, advice):
-    rank, end = training()
+    rank, end = make_training()
     rank.device, rank.work = "GPU-1", [item._replace(sm_ratio=sm_ratio) for item in rank.work]
-    record(alone(rank, end), tmp_path, np.random.default_rng(1))
+    write_story(make_single_rank_job(rank, end), tmp_path, np.random.default_rng(1))
     report = analyze(tmp_path)
-    assert sum(caused(report).values()) == pytest.approx(LOST_NS, rel=0.05)
+    assert sum(sum_lost_by_cause(report).values()) == pytest.approx(LOST_NS, rel=0.05)
     (item,) = report.device_utilization.ranks
     assert (
         item.lost_ns + item.well_used_ns + item.under_used_ns + item.unmeasured_ns == item.busy_ns
@@ -38,10 +38,10 @@ def test_small_kernels_are_distinguished_from_full_ones(tmp_path, sm_ratio, advi
 
 def test_idle_time_between_small_kernels_is_a_cause_and_what_they_leave_empty_is_not(tmp_path):
     tiny = next(scenario for scenario in load_corpus() if scenario.id == "launch-tiny-kernels")
-    make(Trial(tiny, "medium", 2, "dev"), tmp_path / "run", 2)
+    make_trial(Trial(tiny, "medium", 2, "dev"), tmp_path / "run", 2)
     report = analyze(tmp_path / "run" / "recording")
     launches = next(finding for finding in report.findings if finding.cause.id == "launch-bound")
-    assert launches.lost_ns == caused(report)["launch-bound"]
+    assert launches.lost_ns == sum_lost_by_cause(report)["launch-bound"]
     assert {rank.advice for rank in report.device_utilization.ranks} == {
         ("larger-batch", "fewer-launches")
     }

@@ -9,15 +9,15 @@ import pytest
 
 from clusterprof.probe import layout
 from clusterprof_lab import truth as truth_file
-from clusterprof_lab.scenario import Scenario, Trial, Wanted, load_corpus
+from clusterprof_lab.scenario import ExpectedVerdict, Scenario, Trial, load_corpus
 from clusterprof_lab.synth import simulate_truth
-from clusterprof_lab.synth.simulate import run, simulate
-from clusterprof_lab.synth.simulate_blame import owed, split
+from clusterprof_lab.synth.simulate import run_job, simulate_trial
 from clusterprof_lab.synth.simulate_faults import Fault, Faults
 from clusterprof_lab.synth.simulate_job import Job
-from clusterprof_lab.synth.simulate_nodes import nodes
-from clusterprof_lab.synth.simulate_plan import MS, Plan, PlanError, draw
+from clusterprof_lab.synth.simulate_nodes import make_nodes
+from clusterprof_lab.synth.simulate_plan import MS, Plan, PlanError, draw_plan
 from clusterprof_lab.synth.story import Story, Thread
+from clusterprof_lab.synth.wait_truth import explain_wait, split_by_weight
 
 CORPUS = {scenario.id: scenario for scenario in load_corpus()}
 PLAIN = Plan(
@@ -48,7 +48,7 @@ def _rows(jobs: list[Job], faults: Faults) -> dict[tuple[str, int | None, int], 
     """Return what was lost in steps, by cause, culprit and who felt it; without the loop itself."""
     trial = Trial(CORPUS["null-clean"], "mild", 0, "dev")
     end = max(p.t for p in jobs[0].players) + MS
-    truth = simulate_truth.truth_of(trial, jobs, faults, 0, end, 0.0, {})
+    truth = simulate_truth.build_truth(trial, jobs, faults, 0, end, 0.0, {})
     return {(r.cause, r.culprit, r.rank): r.ns for r in truth.lost if r.cause != truth_file.OTHER}
 
 
@@ -57,7 +57,7 @@ def _once(kind: str, cause: str, ns: int, rank: int = 1, **more: object) -> Faul
     fault = Fault(kind, cause, (rank,), (rank,), every=2, onset=1, noise=_ones(), **more)  # type: ignore[arg-type]
     faults = Faults((fault,))
     fault.noise[:, 2:] = 0.0
-    faults.scaled([ns / 2])
+    faults.set_sizes([ns / 2])
     return faults
 
 
@@ -70,7 +70,7 @@ def test_a_slow_read_of_200_ms_costs_both_ranks_what_was_not_hidden(collectives:
     """Batch 1 is asked for as step 0 begins, which takes 90 + 1.8 of optimizer + 5 ms."""
     plan = replace(PLAIN, collectives=collectives, depth=1)
     faults = _once("loader", "storage-local", 200 * MS, acts=READ)
-    clean, bad = run(plan, Faults(())), run(plan, faults)
+    clean, bad = run_job(plan, Faults(())), run_job(plan, faults)
     rows = _rows(bad, faults)
     moving = 4 * 5 * MS
     late = rows[("storage-local", 1, 1)]
@@ -80,7 +80,7 @@ def test_a_slow_read_of_200_ms_costs_both_ranks_what_was_not_hidden(collectives:
         ("storage-local", 1, 0): rows[("storage-local", 1, 0)],
         ("storage-local", 1, 1): late,
     }
-    longer = simulate_truth.step_ns(bad) * 4 - simulate_truth.step_ns(clean) * 4
+    longer = simulate_truth.compute_step_ns(bad) * 4 - simulate_truth.compute_step_ns(clean) * 4
     assert 100 * MS < late < 110 * MS
     assert abs(longer - late) < MS
     assert abs(rows[("storage-local", 1, 0)] - late) < MS
@@ -88,7 +88,7 @@ def test_a_slow_read_of_200_ms_costs_both_ranks_what_was_not_hidden(collectives:
 
 def test_a_read_that_prefetching_hides_costs_nothing() -> None:
     faults = _once("loader", "storage-local", 60 * MS, acts=READ)
-    assert {cause for cause, _, _ in _rows(run(PLAIN, faults), faults)} == {"net-transfer"}
+    assert {cause for cause, _, _ in _rows(run_job(PLAIN, faults), faults)} == {"net-transfer"}
 
 
 def test_exact_rows_of_a_pause_of_50_ms() -> None:
@@ -97,7 +97,7 @@ def test_exact_rows_of_a_pause_of_50_ms() -> None:
     Rank 0 waits as long; what rank 1 had more of is 50 ms of pause and 0.05 ms of the loop.
     """
     faults = _once("main", "cpu-gc", 50 * MS, where="forward", mark=layout.GC)
-    jobs = run(PLAIN, faults)
+    jobs = run_job(PLAIN, faults)
     assert _rows(jobs, faults) == {
         ("net-transfer", None, 0): 20 * MS,
         ("net-transfer", None, 1): 20 * MS,
@@ -110,13 +110,13 @@ def test_exact_rows_of_a_pause_of_50_ms() -> None:
 
 def test_more_work_is_lost_by_those_who_wait_and_slow_work_by_its_own_device_too() -> None:
     more = _once("compute", "sync-imbalance", 30 * MS)
-    assert _rows(run(PLAIN, more), more) == {
+    assert _rows(run_job(PLAIN, more), more) == {
         ("net-transfer", None, 0): 20 * MS,
         ("net-transfer", None, 1): 20 * MS,
         ("sync-imbalance", 1, 0): 30 * MS,
     }
     slow = _once("compute", "device-throttled", 30 * MS, throttle_bits=32)
-    assert _rows(run(PLAIN, slow), slow) == {
+    assert _rows(run_job(PLAIN, slow), slow) == {
         ("net-transfer", None, 0): 20 * MS,
         ("net-transfer", None, 1): 20 * MS,
         ("device-throttled", 1, 0): 30 * MS,
@@ -131,10 +131,10 @@ def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
     cause: str, size_mb: list[int]
 ) -> None:
     # 5 ms of 1 GB/s in each step, and 30 ms more in the second: of data, or of a queue.
-    jobs = run(PLAIN, _once("transfer", cause, 30 * MS))
+    jobs = run_job(PLAIN, _once("transfer", cause, 30 * MS))
     marks = [m for m in jobs[0].players[1].rank.main.marks if m.kind == layout.COLLECTIVE]
     assert [m.c for m in marks] == [1_000_000 * value for value in size_mb]
-    for node in nodes(PLAIN, jobs, Faults(()), 2_000 * MS).values():
+    for node in make_nodes(PLAIN, jobs, Faults(()), 2_000 * MS).values():
         busy = node.extra["tcp.job_busy_ns_total", "eth0"]
         assert sum(figure.value for figure in busy) == pytest.approx(50 * MS)
 
@@ -142,12 +142,15 @@ def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
 def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:
     late = {("work", None): 100, ("storage-local", 3): 40, ("cpu-gc", 2): 10}
     waiting = {("work", None): 90, ("storage-local", 1): 10, ("cpu-gc", 2): 10}
-    assert owed(late, waiting, 40, 3, False) == {
+    assert explain_wait(late, waiting, 40, 3, False) == {
         ("storage-local", 3): 30,
         (truth_file.OTHER, 3): 10,
     }
-    assert owed(late, waiting, 40, 3, True) == {("storage-local", 3): 30, ("sync-bubble", None): 10}
-    assert split(10, {("a", 0): 1, ("b", 0): 1, ("c", 0): 1}) == {
+    assert explain_wait(late, waiting, 40, 3, True) == {
+        ("storage-local", 3): 30,
+        ("sync-bubble", None): 10,
+    }
+    assert split_by_weight(10, {("a", 0): 1, ("b", 0): 1, ("c", 0): 1}) == {
         ("a", 0): 4,
         ("b", 0): 3,
         ("c", 0): 3,
@@ -161,13 +164,13 @@ WITNESSED = ("cpu-gc", "storage-nfs-latency", "h2d-item-sync", "phase-checkpoint
 def test_the_truth_is_what_the_fault_made_the_steps_longer(name: str) -> None:
     """No label is looked at: the same job without the fault is the witness."""
     trial = Trial(CORPUS[name], "medium", 1, "dev")
-    _, truth = simulate(trial)
-    plan, faults = draw(trial)
-    clean = run(plan, faults.scaled(()))
+    _, truth = simulate_trial(trial)
+    plan, faults = draw_plan(trial)
+    clean = run_job(plan, faults.set_sizes(()))
     cause = truth.injected[0].cause
     trials = truth.in_step_ns / sum(place.steps for place in truth.places)
     assert truth.step_ns is not None
-    assert truth.clean_step_ns == pytest.approx(simulate_truth.step_ns(clean))
+    assert truth.clean_step_ns == pytest.approx(simulate_truth.compute_step_ns(clean))
     lost = sum(row.ns for row in truth.lost if row.cause == cause)
     before = sum(row.ns for row in _truth(trial, clean, faults).lost if row.cause == cause)
     steps = sum(place.steps for place in truth.places)
@@ -178,14 +181,14 @@ def test_the_truth_is_what_the_fault_made_the_steps_longer(name: str) -> None:
 
 def _truth(trial: Trial, jobs: list[Job], faults: Faults) -> truth_file.Truth:
     end = max(p.t for job in jobs for p in job.players) + MS
-    return simulate_truth.truth_of(trial, jobs, faults, 0, end, 0.0, {})
+    return simulate_truth.build_truth(trial, jobs, faults, 0, end, 0.0, {})
 
 
 @pytest.mark.parametrize("name", sorted(CORPUS))
 def test_stories_hold_together(name: str) -> None:
-    faults = len(draw(Trial(CORPUS[name], "mild", 2, "dev"))[1].all)
+    faults = len(draw_plan(Trial(CORPUS[name], "mild", 2, "dev"))[1].all)
     sizes = [2e8 * (CORPUS[name].group != "null")] * faults
-    story, truth = simulate(Trial(CORPUS[name], "mild", 2, "dev"), 8, sizes)
+    story, truth = simulate_trial(Trial(CORPUS[name], "mild", 2, "dev"), 8, sizes)
     for rank in story.ranks:
         for thread in (rank.main, *rank.workers, *rank.threads):
             _check_acts(thread)
@@ -247,12 +250,12 @@ def _check_marks(main: Thread, story: Story) -> None:
 
 def test_a_trial_is_the_same_every_time_and_its_splits_differ() -> None:
     trial = Trial(CORPUS["cpu-gc"], "mild", 0, "dev")
-    assert simulate(trial) == simulate(trial)
-    assert draw(trial)[0] != draw(replace(trial, split="test"))[0]
+    assert simulate_trial(trial) == simulate_trial(trial)
+    assert draw_plan(trial)[0] != draw_plan(replace(trial, split="test"))[0]
 
 
 def test_a_job_of_many_ranks() -> None:
-    story, truth = simulate(Trial(CORPUS["storage-io-cap"], "severe", 0, "dev"), 64, [9e8])
+    story, truth = simulate_trial(Trial(CORPUS["storage-io-cap"], "severe", 0, "dev"), 64, [9e8])
     assert (len(story.ranks), len(story.nodes)) == (64, 8)
     assert {place.rank for place in truth.places} == set(range(64))
     blamed = {row.culprit for row in truth.lost if row.cause == "storage-local" and row.rank == 63}
@@ -262,5 +265,5 @@ def test_a_job_of_many_ranks() -> None:
 def test_unknown_words_are_refused() -> None:
     scenario = replace(CORPUS["cpu-gc"], synth={"fault": "main", "wher": "forward"})
     with pytest.raises(PlanError, match="cpu-gc: synth: wher"):
-        draw(Trial(scenario, "mild", 0, "dev"))
-    assert isinstance(scenario, Scenario) and isinstance(scenario.wanted, Wanted)
+        draw_plan(Trial(scenario, "mild", 0, "dev"))
+    assert isinstance(scenario, Scenario) and isinstance(scenario.wanted, ExpectedVerdict)

@@ -6,15 +6,15 @@ from collections import Counter
 
 from clusterprof.probe import layout
 from clusterprof_lab.scenario import Trial, load_corpus
-from clusterprof_lab.score.plan import planned
-from clusterprof_lab.synth.simulate import simulate
+from clusterprof_lab.score.plan import plan_runs
+from clusterprof_lab.synth.simulate import simulate_trial
 from clusterprof_lab.synth.simulate_sharded import METRICS_RATIO
 
 SCENARIOS = {scenario.id: scenario for scenario in load_corpus()}
 
 
 def test_a_healthy_job() -> None:
-    story, truth = simulate(
+    story, truth = simulate_trial(
         Trial(SCENARIOS["null-clean"], "medium", 1, "dev"), ranks=4, shape="sharded"
     )
     plan = truth.parameters
@@ -54,7 +54,7 @@ def test_a_healthy_job() -> None:
 def test_a_fault_costs_what_the_scenario_aims_at() -> None:
     for name in ("cpu-heavy-transform", "net-rate-cap", "h2d-item-sync"):
         scenario = SCENARIOS[name]
-        _, truth = simulate(Trial(scenario, "medium", 1, "dev"), ranks=4, shape="sharded")
+        _, truth = simulate_trial(Trial(scenario, "medium", 1, "dev"), ranks=4, shape="sharded")
         [injected] = truth.injected
         cost_ns = sum(line.ns for line in truth.lost if line.cause == injected.cause)
         low, high = scenario.lost["medium"]
@@ -62,7 +62,7 @@ def test_a_fault_costs_what_the_scenario_aims_at() -> None:
 
 
 def test_every_scenario_that_leaves_the_layout_open_has_the_second_shape() -> None:
-    works = planned(tuple(SCENARIOS.values()), "dev", "ci", ["sharded"])
+    works = plan_runs(tuple(SCENARIOS.values()), "dev", "ci", ["sharded"])
     names = {work.trial.scenario.id for work in works if work.trial is not None}
     left_out = {name for name in SCENARIOS if name not in names}
     assert left_out == {

@@ -17,16 +17,20 @@ from clusterprof.output.exporters.live_metrics import (
     SavedState,
 )
 from clusterprof.trace.live_files import METRICS_STATE_NAME
-from tests.support.growing import STEPS, Growing
-from tests.support.recordings import SECOND, training
+from tests.support.growing_recording import STEPS, GrowingRecording
+from tests.support.recordings import SECOND, Script, make_training
 
 LIMITS = build_limits({})
 
 
+@pytest.fixture(scope="module")
+def script() -> Script:
+    return make_training([*STEPS, *[(0.0, 1.0)] * 200])
+
+
 @pytest.fixture
-def growing(tmp_path: Path) -> Growing:
-    steps = [*STEPS, *[(0.0, 1.0)] * 200]
-    return Growing(training(steps), tmp_path / "node-a", 1_700_000_000 * SECOND)
+def growing(script: Script, tmp_path: Path) -> GrowingRecording:
+    return GrowingRecording(script, tmp_path / "node-a", 1_700_000_000 * SECOND)
 
 
 class Process:
@@ -59,12 +63,12 @@ def start_of(values: dict[str, float]) -> float:
 
 
 def test_a_process_that_is_started_again_continues_its_counters(
-    growing: Growing, tmp_path: Path
+    growing: GrowingRecording, tmp_path: Path
 ) -> None:
-    growing.until(12)
+    growing.write_until(12)
     first = Process(tmp_path)
     before = first.export()
-    growing.until(22)
+    growing.write_until(22)
     second = Process(tmp_path)  # the first was killed
     after = second.export()
     assert start_of(before) == start_of(after) > 0
@@ -82,12 +86,12 @@ def test_a_process_that_is_started_again_continues_its_counters(
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":1}', b'{"format":99}', b"\xff"])
 def test_a_damaged_state_begins_at_zero_with_a_new_start(
-    growing: Growing, tmp_path: Path, content: bytes
+    growing: GrowingRecording, tmp_path: Path, content: bytes
 ) -> None:
-    growing.until(12)
+    growing.write_until(12)
     before = Process(tmp_path).export()
     (tmp_path / "node-a" / METRICS_STATE_NAME).write_bytes(content)
-    growing.until(200)
+    growing.write_until(200)
     after = Process(tmp_path).export()
     assert start_of(before) == 1_700_000_000.0
     assert start_of(after) == pytest.approx(1_700_000_139.9), "a minute before the newest record"
@@ -95,17 +99,17 @@ def test_a_damaged_state_begins_at_zero_with_a_new_start(
 
 
 def test_counters_that_cannot_be_saved_are_published_all_the_same(
-    growing: Growing, tmp_path: Path
+    growing: GrowingRecording, tmp_path: Path
 ) -> None:
-    growing.until(12)
+    growing.write_until(12)
     (tmp_path / "node-a" / METRICS_STATE_NAME).mkdir()
     process = Process(tmp_path)
     assert sum_of(process.export(), "clusterprof_live_observed") > 0
     assert any("cannot be saved" in note for note in process.notes)
 
 
-def test_the_state_names_no_path_and_no_secret(growing: Growing, tmp_path: Path) -> None:
-    growing.until(12)
+def test_the_state_names_no_path_and_no_secret(growing: GrowingRecording, tmp_path: Path) -> None:
+    growing.write_until(12)
     Process(tmp_path).export()
     values = json.loads((tmp_path / "node-a" / METRICS_STATE_NAME).read_text())
     assert values.keys() == {"format", "cursor", "series"}
@@ -113,19 +117,19 @@ def test_the_state_names_no_path_and_no_secret(growing: Growing, tmp_path: Path)
 
 
 def test_a_target_that_cannot_be_opened_is_reported_once_and_tried_again(
-    growing: Growing, tmp_path: Path
+    growing: GrowingRecording, tmp_path: Path
 ) -> None:
-    growing.until(12)
+    growing.write_until(12)
     taken = tmp_path / "taken.prom"
     taken.write_text("# clusterprof other/node\n")
     process = Process(tmp_path, str(taken))
     process.export()
-    growing.until(20)
+    growing.write_until(20)
     process.export()
     (note,) = process.notes
     assert "another job writes this file" in note
     taken.unlink()
-    growing.until(30)
+    growing.write_until(30)
     process.export()
     assert taken.exists()
 

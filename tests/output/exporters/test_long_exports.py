@@ -17,7 +17,7 @@ from clusterprof.output.exporters.tables import TABLE_NAMES, iterate_batches
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Header, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.small_run import PID, TICKS, S, report, run, write
+from tests.support.small_run import PID, TICKS, S, make_report, make_run, write_recordings
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def long_run(folder: Path, seconds: int) -> Run:
         columns = Columns("disk", names, disks, t_ns, values, [None] * 30)
         writer.append(columns, Spans(PID, TICKS, 1 + 200 * (second - 1), 0, {}, spans))
     writer.close()
-    result = run(folder, replace(report(), history=None))
+    result = make_run(folder, replace(make_report(), history=None))
     return replace(result, nodes=(replace(result.nodes[0], folder=folder / "k"),))
 
 
@@ -73,7 +73,9 @@ def test_memory_is_that_of_a_short_recording(
 def test_perfettos_own_definitions_read_every_field(tmp_path: Path) -> None:
     protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     stdout = io.BytesIO()
-    Perfetto().export(run(write(tmp_path / "run"), report()), Output(None, stdout))
+    Perfetto().export(
+        make_run(write_recordings(tmp_path / "run"), make_report()), Output(None, stdout)
+    )
     trace = protos.Trace()
     trace.ParseFromString(stdout.getvalue())
     events = [packet.track_event for packet in trace.packet if packet.HasField("track_event")]

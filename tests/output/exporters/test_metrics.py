@@ -16,7 +16,7 @@ import pytest
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.output.exporters.base import Output
 from clusterprof.output.exporters.metrics import HEADERS_VARIABLE, Otlp, parse_headers
-from tests.support.small_run import S, at, report, run
+from tests.support.small_run import S, make_report, make_run, make_time_ns
 
 
 class Receiver:
@@ -56,7 +56,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def send(endpoint: str, **environ: str) -> Any:
-    result = run(Path("nowhere"), report())  # the ledger alone: no recording is read
+    result = make_run(Path("nowhere"), make_report())  # the ledger alone: no recording is read
     return Otlp(endpoint, 5, environ).export(result, Output(None, io.BytesIO()))
 
 
@@ -82,8 +82,8 @@ def test_the_ledger_arrives_as_sums_and_gauges(receiver: Receiver) -> None:
             {"key": "rank", "value": {"stringValue": "0"}},
             {"key": "device", "value": {"stringValue": "GPU-a"}},
         ],
-        "startTimeUnixNano": str(at(1)),
-        "timeUnixNano": str(at(1) + 310 * S),
+        "startTimeUnixNano": str(make_time_ns(1)),
+        "timeUnixNano": str(make_time_ns(1) + 310 * S),
         "asDouble": 0.3,
     }
     busy = metrics["clusterprof_gpu_busy_ratio"]["gauge"]["dataPoints"]
@@ -124,7 +124,7 @@ def test_a_receiver_that_says_nothing_is_left() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        result = run(Path("nowhere"), report())
+        result = make_run(Path("nowhere"), make_report())
         with pytest.raises(ClusterprofError, match="timed out"):
             Otlp(endpoint, 0.1, {}).export(result, Output(None, io.BytesIO()))
 

@@ -16,9 +16,9 @@ from clusterprof.output.exporters.base import Output, Run
 from clusterprof.output.exporters.stacks import Collapsed, Speedscope
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import Report
-from tests.support.code_profiles import S, storage_in_code, with_code
+from tests.support.code_profiles import S, add_code_profile, make_report_with_code
 from tests.support.hostile_names import HOSTILE
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 
 def export(exporter: Speedscope | Collapsed, report: Report) -> str:
@@ -30,7 +30,7 @@ def export(exporter: Speedscope | Collapsed, report: Report) -> str:
 def test_the_collapsed_stacks() -> None:
     main, loader = "main (train.py:90)", "__next__ (torch/utils/data/loader.py:733)"
     resize = "Images.augment (train.py:42);Image.resize (PIL/Image.py:2450)"
-    assert export(Collapsed(), storage_in_code()) == (
+    assert export(Collapsed(), make_report_with_code()) == (
         f"cpu-preprocess;rank 1;{main};{loader};{resize} 2000000000\n"
         f"storage-local;rank 0;{main};{loader};collate (data/utils.py:7) 2000000000\n"
         f"storage-local;rank 1;{main};{loader};{resize} 5000000000\n"
@@ -60,7 +60,7 @@ SPEEDSCOPE = """{"$schema":"https://www.speedscope.app/file-format-schema.json",
 
 def test_the_speedscope_file() -> None:
     text = SPEEDSCOPE.replace("\n", "").replace("VERSION", __version__)
-    assert export(Speedscope(), storage_in_code()) == text + "\n"
+    assert export(Speedscope(), make_report_with_code()) == text + "\n"
 
 
 def check_speedscope(document: Any) -> None:
@@ -78,9 +78,9 @@ def check_speedscope(document: Any) -> None:
 
 
 def test_a_single_rank_has_one_profile_and_no_frame_for_the_rank() -> None:
-    report = storage_in_code()
+    report = make_report_with_code()
     profile = CodeProfile((Place("", 0, "f"),), (False,), (StackTime("a", 0, (0,), S, 1),), 1)
-    alone = dataclasses.replace(with_code(report, (), profile), ranks=report.ranks[:1])
+    alone = dataclasses.replace(add_code_profile(report, (), profile), ranks=report.ranks[:1])
     assert export(Collapsed(), alone) == "a;f (unknown file) 1000000000\n"
     document = json.loads(export(Speedscope(), alone))
     check_speedscope(document)
@@ -92,7 +92,7 @@ def test_a_single_rank_has_one_profile_and_no_frame_for_the_rank() -> None:
 def test_no_name_makes_a_frame_or_a_line(name: str) -> None:
     place = Place(name, 3, name)
     profile = CodeProfile((place,), (False,), (StackTime("a;" + name, 1, (0, 0), 7, 1),), 1)
-    report = with_code(storage_verdict(), (), profile)
+    report = add_code_profile(make_storage_report(), (), profile)
     text = export(Collapsed(), report)
     (line,) = text.splitlines()
     assert text.endswith(" 7\n") and line.count(";") == 3  # cause, rank, two frames
@@ -105,8 +105,8 @@ def test_without_stacks_nothing_is_written(exporter: Any, tmp_path: Path) -> Non
     profile = CodeProfile(why_missing="--stacks off was given")
     file = tmp_path / "out"
     for report, why in (
-        (storage_verdict(), "no Python stacks were recorded"),
-        (with_code(storage_verdict(), (), profile), "--stacks off was given"),
+        (make_storage_report(), "no Python stacks were recorded"),
+        (add_code_profile(make_storage_report(), (), profile), "--stacks off was given"),
     ):
         with pytest.raises(NoRecording, match=why):
             exporter.export(Run(report, ()), Output(file, io.BytesIO()))
@@ -115,7 +115,7 @@ def test_without_stacks_nothing_is_written(exporter: Any, tmp_path: Path) -> Non
 
 def test_a_folder_gets_one_file(tmp_path: Path) -> None:
     for exporter in (Speedscope(), Collapsed()):
-        exporter.export(Run(storage_in_code(), ()), Output(tmp_path, io.BytesIO(), True))
+        exporter.export(Run(make_report_with_code(), ()), Output(tmp_path, io.BytesIO(), True))
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "stacks.collapsed.txt",
         "stacks.speedscope.json",

@@ -20,12 +20,12 @@ from clusterprof.output.exporters.tabular import Csv, JsonLines, Parquet, escape
 from clusterprof.trace.schema import Clock, Columns, Header
 from clusterprof.trace.writer import RecordingWriter
 from tests.support.hostile_names import HOSTILE
-from tests.support.small_run import MS, S, at, report, run, write
+from tests.support.small_run import MS, S, make_report, make_run, make_time_ns, write_recordings
 
 
 def text_of(exporter: Csv | JsonLines, folder: Path) -> str:
     stdout = io.BytesIO()
-    exporter.export(run(write(folder / "run"), report()), Output(None, stdout))
+    exporter.export(make_run(write_recordings(folder / "run"), make_report()), Output(None, stdout))
     return stdout.getvalue().decode()
 
 
@@ -34,14 +34,14 @@ def test_samples_are_rows_and_what_was_not_read_says_why(tmp_path: Path) -> None
     gpu = "node-a,gpu_nvidia,GPU-a"
     assert lines == [
         "node,collector,device,signal,unit,t_ns,value,why_missing",
-        f"{gpu},gpu.busy_ns_total,ns,{at(1)},0,",
-        f"{gpu},gpu.busy_ns_total,ns,{at(1.1)},50000000,",
-        f"{gpu},gpu.busy_ns_total,ns,{at(1.2)},,failed: timed out",
-        f"{gpu},gpu.busy_ns_total,ns,{at(1.3)},150000000,",
-        f"{gpu},gpu.power_watts,watts,{at(1)},300.0,",
-        f"{gpu},gpu.power_watts,watts,{at(1.1)},300.0,",
-        f"{gpu},gpu.power_watts,watts,{at(1.2)},400.0,",
-        f"{gpu},gpu.power_watts,watts,{at(1.3)},90.0,",
+        f"{gpu},gpu.busy_ns_total,ns,{make_time_ns(1)},0,",
+        f"{gpu},gpu.busy_ns_total,ns,{make_time_ns(1.1)},50000000,",
+        f"{gpu},gpu.busy_ns_total,ns,{make_time_ns(1.2)},,failed: timed out",
+        f"{gpu},gpu.busy_ns_total,ns,{make_time_ns(1.3)},150000000,",
+        f"{gpu},gpu.power_watts,watts,{make_time_ns(1)},300.0,",
+        f"{gpu},gpu.power_watts,watts,{make_time_ns(1.1)},300.0,",
+        f"{gpu},gpu.power_watts,watts,{make_time_ns(1.2)},400.0,",
+        f"{gpu},gpu.power_watts,watts,{make_time_ns(1.3)},90.0,",
         "",
     ]
 
@@ -49,14 +49,14 @@ def test_samples_are_rows_and_what_was_not_read_says_why(tmp_path: Path) -> None
 def test_spans_say_whose_they_are(tmp_path: Path) -> None:
     rows = list(csv.reader(io.StringIO(text_of(Csv(["spans"]), tmp_path), newline="")))
     assert [row[:9] for row in rows[1:]] == [
-        ["node-a", "0", "201", "worker", "worker_start", "16", str(at(0.5)), "0", "1"],
-        ["node-a", "0", "201", "worker", "fetch", "2", str(at(1)), "300000000", "2"],
-        ["node-a", "0", "100", "rank", "data_wait", "1", str(at(1)), "400000000", "1"],
-        ["node-a", "0", "100", "rank", "forward", "9", str(at(1.4)), "200000000", "2"],
-        ["node-a", "0", "100", "rank", "tokenise", "64", str(at(1.5)), "300000000", "3"],
-        ["node-a", "0", "100", "rank", "step", "3", str(at(1)), "1000000000", "4"],
-        ["node-b", "1", "100", "rank", "checkpoint", "5", str(at(1)), "1000000000", "1"],
-        ["node-b", "1", "100", "rank", "step", "3", str(at(1)), "1100000000", "2"],
+        ["node-a", "0", "201", "worker", "worker_start", "16", str(make_time_ns(0.5)), "0", "1"],
+        ["node-a", "0", "201", "worker", "fetch", "2", str(make_time_ns(1)), "300000000", "2"],
+        ["node-a", "0", "100", "rank", "data_wait", "1", str(make_time_ns(1)), "400000000", "1"],
+        ["node-a", "0", "100", "rank", "forward", "9", str(make_time_ns(1.4)), "200000000", "2"],
+        ["node-a", "0", "100", "rank", "tokenise", "64", str(make_time_ns(1.5)), "300000000", "3"],
+        ["node-a", "0", "100", "rank", "step", "3", str(make_time_ns(1)), "1000000000", "4"],
+        ["node-b", "1", "100", "rank", "checkpoint", "5", str(make_time_ns(1)), "1000000000", "1"],
+        ["node-b", "1", "100", "rank", "step", "3", str(make_time_ns(1)), "1100000000", "2"],
     ]
     assert rows[0][9:14] == ["value_names", "value_1", "value_2", "value_3", "value_4"]
     assert rows[2][9] == "items user_cpu_ns system_cpu_ns read_bytes"
@@ -92,7 +92,7 @@ def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> 
 
 
 def test_all_tables_go_into_a_folder_or_as_lines_into_one_file(tmp_path: Path) -> None:
-    result = run(write(tmp_path / "run"), report())
+    result = make_run(write_recordings(tmp_path / "run"), make_report())
     Csv().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
         f"{table.name}.csv" for table in TABLES
@@ -140,7 +140,7 @@ def hostile_recording(folder: Path) -> Path:
 
 
 def test_no_cell_is_a_formula_or_controls_anything(tmp_path: Path) -> None:
-    result = run(write(tmp_path / "plain"), report())
+    result = make_run(write_recordings(tmp_path / "plain"), make_report())
     node = replace(result.nodes[0], folder=hostile_recording(tmp_path / "bad") / "k", name="=cmd()")
     stdout = io.BytesIO()
     hostile = replace(result, nodes=(node,))
@@ -168,7 +168,7 @@ def test_what_a_spreadsheet_would_calculate_is_quoted(text: str) -> None:
 @pytest.mark.long
 def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    result = run(write(tmp_path / "run"), report())
+    result = make_run(write_recordings(tmp_path / "run"), make_report())
     Parquet().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     samples = parquet.read_table(tmp_path / "out/samples.parquet").to_pylist()
     assert len(samples) == 12
@@ -178,7 +178,7 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
         "device": "GPU-a",
         "signal": "gpu.busy_ns_total",
         "unit": "ns",
-        "t_ns": at(1.2),
+        "t_ns": make_time_ns(1.2),
         "value": None,
         "why_missing": "failed: timed out",
     }

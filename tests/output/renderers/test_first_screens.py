@@ -22,7 +22,7 @@ from clusterprof.report.model import (
     PeerComparison,
     Report,
 )
-from tests.support.reports import S, storage_verdict
+from tests.support.reports import S, make_storage_report
 
 MS = 1_000_000
 LOOK = Advice(
@@ -41,7 +41,7 @@ NO_WORKERS = "More workers are not advised: 2 ranks share 2 CPUs, and 1 worker f
 
 def base(finding: Finding, history: History, waits_ns: int) -> Report:
     """Two ranks, 100 s in steps each; rank 0 lost so much, all of it to the finding."""
-    report = storage_verdict()
+    report = make_storage_report()
     bucket = ((finding.cause.id, waits_ns),)
     first, second = (
         replace(

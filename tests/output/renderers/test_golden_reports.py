@@ -14,7 +14,7 @@ from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.report import aggregate
-from tests.support.cluster_report import cluster
+from tests.support.cluster_report import make_cluster_report
 from tests.support.reports import ALL
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -50,7 +50,7 @@ def check(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("output", LARGE)
 def test_ten_thousand_ranks_are_as_accepted(output: str) -> None:
-    check(f"ten-thousand.{output}", OUTPUTS[output].render(cluster(1250, 8)))
+    check(f"ten-thousand.{output}", OUTPUTS[output].render(make_cluster_report(1250, 8)))
 
 
 def test_few_listed_ranks_are_as_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_few_listed_ranks_are_as_accepted(monkeypatch: pytest.MonkeyPatch) -> No
     """
     for limit, value in (("LISTED_RANKS", 4), ("LISTED_CULPRITS", 1), ("OUTLIERS", 1)):
         monkeypatch.setattr(aggregate, f"MAX_{limit}", value)
-    check(FEW, Json().render(cluster(3, 2)))
+    check(FEW, Json().render(make_cluster_report(3, 2)))
 
 
 def test_no_golden_file_is_left_over() -> None:

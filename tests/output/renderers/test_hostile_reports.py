@@ -17,11 +17,11 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.report.model import Report
-from tests.support.cluster_report import cluster
-from tests.support.code_profiles import with_code
+from tests.support.cluster_report import make_cluster_report
+from tests.support.code_profiles import add_code_profile
 from tests.support.hostile_names import HOSTILE
-from tests.support.hostile_reports import poisoned
-from tests.support.reports import storage_verdict, underfilled
+from tests.support.hostile_reports import poison_strings
+from tests.support.reports import make_storage_report, make_underused_report
 
 OUTPUTS: list[Renderer] = [
     Terminal(80, False, 2.5, "USD"),
@@ -35,7 +35,7 @@ OUTPUTS: list[Renderer] = [
 
 def report_of(poison: str) -> Report:
     """A report of one node, with what only several nodes have."""
-    batch, progress = cluster(2, 2), storage_verdict()
+    batch, progress = make_cluster_report(2, 2), make_storage_report()
     both = dataclasses.replace(
         progress,
         job=batch.job,
@@ -43,9 +43,9 @@ def report_of(poison: str) -> Report:
         nodes=(*progress.nodes, *batch.nodes),
         findings=(*progress.findings, *batch.findings),
         ranks=(*progress.ranks, *batch.ranks),
-        device_utilization=underfilled().device_utilization,
+        device_utilization=make_underused_report().device_utilization,
     )
-    report: Report = poisoned(with_code(both), poison)
+    report: Report = poison_strings(add_code_profile(both), poison)
     return report
 
 

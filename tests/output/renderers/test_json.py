@@ -12,8 +12,8 @@ import pytest
 
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Evidence, Metric, Report
-from tests.support.reports import ALL, storage_verdict
-from tests.support.schema_check import errors
+from tests.support.reports import ALL, make_storage_report
+from tests.support.schema_check import list_errors
 
 
 def schema() -> Any:
@@ -30,17 +30,17 @@ def parsed(report: Report) -> Any:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_report_is_what_the_schema_says(name: str) -> None:
-    assert list(errors(parsed(ALL[name]()), schema())) == []
+    assert list(list_errors(parsed(ALL[name]()), schema())) == []
 
 
 def test_the_schema_refuses_what_it_should() -> None:
-    document = parsed(storage_verdict())
+    document = parsed(make_storage_report())
     document["ledger"]["lost_ns"] = -1
     document["findings"][0]["grade"] = "E"
     document["ranks"][0]["surprise"] = 1
     del document["emulated"]
     document["metrics"][0]["value"] = "0.6"
-    assert sorted(errors(document, schema())) == [
+    assert sorted(list_errors(document, schema())) == [
         "$.emulated is missing",
         "$.findings[0].grade is not one of ['A', 'B', 'C', 'D']",
         "$.ledger.lost_ns is below 0",
@@ -95,7 +95,7 @@ def test_sums_redone_from_the_document_hold_to_the_nanosecond(name: str) -> None
 
 def test_what_is_no_number_is_null_and_not_zero() -> None:
     odd = (Evidence("a", math.nan, "ratio"), Evidence("b", math.inf, "ratio"))
-    report = storage_verdict()
+    report = make_storage_report()
     finding = dataclasses.replace(report.findings[0], evidence=odd, share_ratio=math.nan)
     metrics = (Metric("x_ratio", math.nan, "ratio"), Metric("y_ratio", None, "ratio", "why"))
     document = parsed(dataclasses.replace(report, findings=(finding,), metrics=metrics))

@@ -20,13 +20,13 @@ from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.impact import DeviceUtilization, RankUtilization, UtilizationLevels
 from clusterprof.report.model import Metric, Report
 from tests.support import gate_runs
-from tests.support.cluster_report import S, cluster
-from tests.support.schema_check import errors
+from tests.support.cluster_report import S, make_cluster_report
+from tests.support.schema_check import list_errors
 
 
 @cache
 def large(nodes: int = 72) -> Report:
-    return cluster(nodes, 8)
+    return make_cluster_report(nodes, 8)
 
 
 def schema() -> Any:
@@ -39,18 +39,18 @@ def parsed(report: Report, full: bool = False) -> Any:
 
 
 def test_up_to_512_ranks_nothing_is_summed() -> None:
-    document = parsed(cluster(64, 8))
+    document = parsed(make_cluster_report(64, 8))
     assert len(document["ranks"]) == 512
     assert document["unlisted"] == document["groups"] == []
     assert document["findings"][2]["culprits_left_out"] is None
 
 
 def test_the_schema_describes_it() -> None:
-    assert list(errors(parsed(large()), schema())) == []
+    assert list(list_errors(parsed(large()), schema())) == []
 
 
 def test_it_grows_by_nodes_and_not_by_ranks() -> None:
-    few, many = (len(Json().render(cluster(72, per_node))) for per_node in (8, 32))
+    few, many = (len(Json().render(make_cluster_report(72, per_node))) for per_node in (8, 32))
     assert many < 1.25 * few  # four times the ranks; longer numbers
     assert len(Json(True).render(large())) > 3 * len(Json().render(large()))
 
@@ -168,7 +168,7 @@ def test_compare_and_baselines_give_what_every_rank_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_runs, "RANKS", 600)
-    runs = [gate_runs.run("a", started=1), gate_runs.run("b", storage=0.1, started=2)]
+    runs = [gate_runs.make_run("a", started=1), gate_runs.make_run("b", storage=0.1, started=2)]
     few, full_reports = (
         [load_report(stored(tmp_path / f"{full}-{r.title}.json", r, full)) for r in runs]
         for full in (False, True)

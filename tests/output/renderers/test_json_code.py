@@ -14,9 +14,9 @@ from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import Report
-from tests.support.code_profiles import LINES, S, storage_in_code, with_code
-from tests.support.reports import storage_verdict
-from tests.support.schema_check import errors
+from tests.support.code_profiles import LINES, S, add_code_profile, make_report_with_code
+from tests.support.reports import make_storage_report
+from tests.support.schema_check import list_errors
 
 
 def schema() -> Any:
@@ -29,7 +29,7 @@ def parsed(report: Report) -> Any:
 
 
 def test_the_lines_of_a_finding() -> None:
-    document = parsed(storage_in_code())
+    document = parsed(make_report_with_code())
     finding = document["findings"][0]
     assert finding["lines"][0] == {
         "place": {"file": "/job/train.py", "line": 42, "function": "Images.augment"},
@@ -44,6 +44,7 @@ def test_the_lines_of_a_finding() -> None:
         "samples": 460,
         "stage": "transform",
         "transform": "Resize",
+        "library_ratio": 1.0,
     }
     assert finding["lines"][1]["library"] is None
     assert finding["lines_compared"] is False
@@ -51,7 +52,7 @@ def test_the_lines_of_a_finding() -> None:
 
 
 def test_the_stacks() -> None:
-    code = parsed(storage_in_code())["code"]
+    code = parsed(make_report_with_code())["code"]
     assert [line["place"]["line"] for line in code["lines"]] == [42, 7]
     assert code["lines"][0]["cause"] == "storage-local" and code["lines_left_out"] == 0
     assert [place["line"] for place in code["places"]] == [90, 733, 42, 2450, 7]  # in use
@@ -61,7 +62,7 @@ def test_the_stacks() -> None:
         {"cause": "unattributed", "rank": 0, "places": [], "lost_ns": S, "samples": 20},
     ]
     assert code["samples"] == 1234 and code["notes"] == ["rank 7 was not sampled"]
-    assert parsed(storage_verdict())["code"] is None
+    assert parsed(make_storage_report())["code"] is None
 
 
 def large() -> Report:
@@ -72,7 +73,7 @@ def large() -> Report:
         for at in range(700)
     )
     profile = CodeProfile(places, (False,) * len(places), stacks, 700)
-    return with_code(storage_verdict(), (LINES[0],) * 25, profile)
+    return add_code_profile(make_storage_report(), (LINES[0],) * 25, profile)
 
 
 def test_counts_are_limited_and_sums_kept() -> None:
@@ -88,9 +89,9 @@ def test_counts_are_limited_and_sums_kept() -> None:
     assert len(code["lines"]) == 30 and code["lines_left_out"] == 670
 
 
-@pytest.mark.parametrize("report", [storage_in_code(), large()], ids=["small", "large"])
+@pytest.mark.parametrize("report", [make_report_with_code(), large()], ids=["small", "large"])
 def test_it_is_what_the_schema_says(report: Report) -> None:
-    assert list(errors(parsed(report), schema())) == []
+    assert list(list_errors(parsed(report), schema())) == []
 
 
 def store(document: Any, folder: Path) -> Path:
@@ -100,21 +101,21 @@ def store(document: Any, folder: Path) -> Path:
 
 
 def test_a_report_of_an_older_version_is_accepted(tmp_path: Path) -> None:
-    document = parsed(storage_in_code())
+    document = parsed(make_report_with_code())
     del document["code"]
     for finding in document["findings"]:
         del finding["lines"], finding["lines_compared"]
     report = load_report(store(document, tmp_path))
     assert report.code is None and report.findings[0].lines == ()
-    assert report.lost_ns == storage_verdict().lost_ns
+    assert report.lost_ns == make_storage_report().lost_ns
 
 
 @pytest.mark.parametrize("hostile", [7, "x", [], {"places": [[]], "stacks": {"rank": -1}}])
 def test_what_no_verdict_needs_is_not_read(hostile: Any, tmp_path: Path) -> None:
-    document = parsed(storage_in_code())
+    document = parsed(make_report_with_code())
     document["code"] = hostile
     document["findings"][0]["lines"] = hostile
     report = load_report(store(document, tmp_path))
     assert dataclasses.replace(report, title="") == dataclasses.replace(
-        load_report(store(parsed(storage_verdict()), tmp_path)), title=""
+        load_report(store(parsed(make_storage_report()), tmp_path)), title=""
     )

@@ -9,10 +9,10 @@ from importlib import resources
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.history import History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import Report
-from tests.support.cluster_report import cluster
-from tests.support.histories import with_history
-from tests.support.reports import clean
-from tests.support.schema_check import errors
+from tests.support.cluster_report import make_cluster_report
+from tests.support.histories import add_history
+from tests.support.reports import make_clean_report
+from tests.support.schema_check import list_errors
 
 SCHEMA = json.loads(
     resources.files("clusterprof.output.renderers")
@@ -23,12 +23,12 @@ SCHEMA = json.loads(
 
 def render_document(report: Report) -> dict:  # type: ignore[type-arg]
     document = json.loads(Json().render(report))
-    assert list(errors(document, SCHEMA)) == []
+    assert list(list_errors(document, SCHEMA)) == []
     return document
 
 
 def test_sums_over_the_stretches_are_the_ledger_to_the_nanosecond() -> None:
-    report = with_history(cluster(4, 8))
+    report = add_history(make_cluster_report(4, 8))
     result = render_document(report)["history"]
     assert sum(result["in_step_ns"]) == report.in_step_ns
     assert sum(ns for row in result["lost"] for ns in row["ns"]) == report.lost_ns
@@ -43,7 +43,7 @@ def test_sums_over_the_stretches_are_the_ledger_to_the_nanosecond() -> None:
 
 
 def test_a_small_one_by_hand() -> None:
-    base = clean()
+    base = make_clean_report()
     rank = RankHistory(0, (60, 40), (("storage", (5, 0)), ("cpu-gc", (1, 6))), (50, 100))
     other = RankHistory(1, (50, 50), (("cpu-gc", (0, 9)),), ())
     wait = Wait(3, 7, 99, None, "", None)
@@ -88,7 +88,9 @@ def test_its_size_does_not_grow_with_the_job() -> None:
     sizes = []
     for ranks in (1, 1000):
         rows = tuple(RankHistory(at, (1000,), many, ()) for at in range(ranks))
-        result = render_document(replace(clean(), history=History(0, 1, 1, rows)))["history"]
+        result = render_document(replace(make_clean_report(), history=History(0, 1, 1, rows)))[
+            "history"
+        ]
         assert len(result["lost"]) == 16 and result["lost"][0]["cause"] == "cause-39"
         # 0 + 1 + … + 24: what the 15 largest leave
         assert result["lost"][-1] == {"cause": "others", "ns": [300 * ranks]}

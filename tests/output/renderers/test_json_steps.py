@@ -9,8 +9,8 @@ from importlib import resources
 from clusterprof.output.renderers.json import Json, build_document
 from clusterprof.report.history import StepStats
 from clusterprof.report.model import RunFingerprint
-from tests.support.reports import clean
-from tests.support.schema_check import errors
+from tests.support.reports import make_clean_report
+from tests.support.schema_check import list_errors
 
 STEPS = StepStats(
     2,
@@ -26,7 +26,7 @@ STEPS = StepStats(
 
 
 def test_columns_and_lengths() -> None:
-    assert build_document(dataclasses.replace(clean(), steps=STEPS))["steps"] == {
+    assert build_document(dataclasses.replace(make_clean_report(), steps=STEPS))["steps"] == {
         "width": 2,
         "steps": [4, 2],
         "step_ns": [400, 200],
@@ -40,7 +40,9 @@ def test_columns_and_lengths() -> None:
         ],
         "lengths": ["850:3 853:1", "851:2"],
     }
-    document = build_document(dataclasses.replace(clean(), steps=None, fingerprint=None))
+    document = build_document(
+        dataclasses.replace(make_clean_report(), steps=None, fingerprint=None)
+    )
     assert document["steps"] is None and document["likeness"] is None
 
 
@@ -61,13 +63,13 @@ def test_the_schema_knows_both() -> None:
         ("0.1",),
         1,
     )
-    report = dataclasses.replace(clean(), steps=STEPS, fingerprint=alike)
+    report = dataclasses.replace(make_clean_report(), steps=STEPS, fingerprint=alike)
     document = json.loads(Json().render(report))
-    assert list(errors(document, schema)) == []
+    assert list(list_errors(document, schema)) == []
     assert document["likeness"]["gpu_models"] == [{"model": "H100", "gpus": 8}]
     document["steps"]["lengths"] = [1]
     document["likeness"]["restarts"] = -1
-    assert sorted(errors(document, schema)) == [
+    assert sorted(list_errors(document, schema)) == [
         "$.likeness.restarts is below 0",
         "$.steps.lengths[0] is not of type ['string']",
     ]

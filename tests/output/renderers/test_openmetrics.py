@@ -11,7 +11,7 @@ from clusterprof.output.renderers import openmetrics
 from clusterprof.output.renderers.openmetrics import OpenMetrics
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Metric, RankLedger, Report
-from tests.support.reports import ALL, S, storage_verdict, underfilled
+from tests.support.reports import ALL, S, make_storage_report, make_underused_report
 
 _SAMPLE = re.compile(
     r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[a-zA-Z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (\S+)'
@@ -189,12 +189,12 @@ def test_a_rank_that_began_anew_adds_up() -> None:
 
 
 def test_dcgm_names_are_for_nvidia_devices_alone() -> None:
-    text = OpenMetrics().render(underfilled())
+    text = OpenMetrics().render(make_underused_report())
     assert 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1",Hostname="node-a"} 99.0\n' in text
     assert 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-0",Hostname="node-a"} 0.297\n' in text
     assert 'DCGM_FI_DEV_FB_USED{UUID="GPU-0",Hostname="node-a"} 21504.0\n' in text
-    assert "DCGM" not in OpenMetrics().render(replace(underfilled(), emulated=True))
-    assert "DCGM" not in OpenMetrics().render(storage_verdict())  # nothing was measured of it
+    assert "DCGM" not in OpenMetrics().render(replace(make_underused_report(), emulated=True))
+    assert "DCGM" not in OpenMetrics().render(make_storage_report())  # nothing was measured of it
 
 
 def test_no_two_families_share_a_name_and_units_end_the_names() -> None:

@@ -15,14 +15,21 @@ from clusterprof.output.renderers.text import advice, wording
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.report.model import Cause, CoverageGap, Finding, NodeFacts, Report
-from tests.support.reports import ALL, S, clean, damaged, storage_verdict, upper_bound
+from tests.support.reports import (
+    ALL,
+    S,
+    make_clean_report,
+    make_damaged_report,
+    make_storage_report,
+    make_upper_bound_report,
+)
 
 FOR_PEOPLE: list[Renderer] = [Terminal(), Plain(), Markdown()]
 
 
 def many_causes(number: int) -> Report:
     """`number` causes of 10 s each in 1000 s of steps, and every warning there is."""
-    base = damaged()
+    base = make_damaged_report()
     findings = tuple(
         Finding(
             Cause(f"cause-{i}", "cpu", f"The {i}th title " * 6, "Do this and that. " * 20),
@@ -33,8 +40,8 @@ def many_causes(number: int) -> Report:
             "C",
             True,
             False,
-            storage_verdict().findings[0].culprits,
-            storage_verdict().findings[0].evidence,
+            make_storage_report().findings[0].culprits,
+            make_storage_report().findings[0].evidence,
         )
         for i in range(number)
     )
@@ -71,7 +78,8 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
     for label, stated in build_summary(report, 2.5, "USD") or [
         ("", wording.describe_verdict(report))
     ]:
-        assert f"{label} {' '.join(stated.split())}".strip() in text or label == "Evidence"
+        row = f"{label} {' '.join(stated.split())}".strip()
+        assert row in text or label == "Evidence" or (label == "Ranks" and row[:100] in text)
     assert "Not seen:" in text
     for warning in wording.list_warnings(report):
         assert warning in text.replace("! ", "")
@@ -104,8 +112,12 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
 
 
 def test_a_large_process_id_keeps_the_width() -> None:
-    rank = dataclasses.replace(clean().ranks[0], pid=4_194_303)  # the kernel's largest is 2^22 - 1
-    for line in Terminal(80).render(dataclasses.replace(clean(), ranks=(rank,))).splitlines():
+    rank = dataclasses.replace(
+        make_clean_report().ranks[0], pid=4_194_303
+    )  # the kernel's largest is 2^22 - 1
+    for line in (
+        Terminal(80).render(dataclasses.replace(make_clean_report(), ranks=(rank,))).splitlines()
+    ):
         assert count_columns(line) <= 80
 
 
@@ -127,11 +139,13 @@ def test_unattributed_and_not_seen_are_always_there(name: str, renderer: Rendere
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
 def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
-    assert "EMULATED ACCELERATORS" in renderer.render(damaged())
-    assert "emulated GPU time" in renderer.render(damaged())
-    assert "EMULATED" not in renderer.render(clean())
-    assert "NOT MEASURED: 16.7 %" in " ".join(renderer.render(damaged()).split())  # 20 of 120 s
-    text = renderer.render(upper_bound())
+    assert "EMULATED ACCELERATORS" in renderer.render(make_damaged_report())
+    assert "emulated GPU time" in renderer.render(make_damaged_report())
+    assert "EMULATED" not in renderer.render(make_clean_report())
+    assert "NOT MEASURED: 16.7 %" in " ".join(
+        renderer.render(make_damaged_report()).split()
+    )  # 20 of 120 s
+    text = renderer.render(make_upper_bound_report())
     assert "UPPER BOUND" in text and "At most 30.0 %" in text
 
 
@@ -142,30 +156,30 @@ def test_what_is_missing_for_one_reason_shares_a_line() -> None:
         CoverageGap("b", *why),
         CoverageGap("c", "denied", "no", "ask"),
     )
-    text = Terminal().render(dataclasses.replace(clean(), coverage_gaps=coverage_gaps))
+    text = Terminal().render(dataclasses.replace(make_clean_report(), coverage_gaps=coverage_gaps))
     assert "Not seen: 2 gaps" in text
     assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
 
 
 def test_money_needs_a_price_and_real_gpus() -> None:
-    assert "USD" not in Terminal().render(storage_verdict())
-    assert "USD" not in Terminal(80, False, 2.5).render(damaged())
+    assert "USD" not in Terminal().render(make_storage_report())
+    assert "USD" not in Terminal(80, False, 2.5).render(make_damaged_report())
     # 226.000000007 s / 3600 s/h * 36 USD/h = 2.26 USD
-    text = Terminal(80, False, 36.0).render(storage_verdict())
+    text = Terminal(80, False, 36.0).render(make_storage_report())
     assert "about 2.26 USD at 36.00 USD" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
 def test_a_ledger_that_does_not_balance_is_reported_prominently(renderer: Renderer) -> None:
-    report = dataclasses.replace(storage_verdict(), lost_ns=226 * S + 6)
+    report = dataclasses.replace(make_storage_report(), lost_ns=226 * S + 6)
     text = " ".join(renderer.render(report).split())
     assert "LEDGER DOES NOT BALANCE" in text
     assert "lost 226,000,000,006 ns is not 226,000,000,007 ns" in text
-    assert "LEDGER" not in renderer.render(storage_verdict()).replace("LEDGER, in seconds", "")
+    assert "LEDGER" not in renderer.render(make_storage_report()).replace("LEDGER, in seconds", "")
 
 
 def test_thousands_of_ranks_are_cut_and_counted() -> None:
-    report = storage_verdict()
+    report = make_storage_report()
     ranks = tuple(dataclasses.replace(report.ranks[0], rank=i) for i in range(3000))
     text = Terminal().render(dataclasses.replace(report, ranks=ranks))
     assert "… and 2,992 ranks that lost less" in text
@@ -174,7 +188,7 @@ def test_thousands_of_ranks_are_cut_and_counted() -> None:
 
 def test_a_rank_beyond_the_shown_ones_is_still_in_the_sum() -> None:
     facts = (NodeFacts("n", "n", "", 0, 0, 0, None),)
-    text = Terminal(most_ranks=1).render(dataclasses.replace(storage_verdict(), nodes=facts))
+    text = Terminal(most_ranks=1).render(dataclasses.replace(make_storage_report(), nodes=facts))
     line = next(line for line in text.splitlines() if line.startswith("       storage-local"))
     assert line.split() == ["storage-local", "200.000000003", "120.000000000"]
     assert "recorder unknown" in text

@@ -23,12 +23,12 @@ from clusterprof.output.renderers.text.trend import (
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Advice, Report
-from tests.support.reports import ALL, S, clean, storage_verdict
+from tests.support.reports import ALL, S, make_clean_report, make_storage_report
 
 
 def with_history() -> Report:
     """Two ranks of 290 s in steps: 4 stretches of 100 s, start-up in the first."""
-    report = storage_verdict()
+    report = make_storage_report()
     first = RankHistory(
         0,
         (0, 90 * S, 100 * S, 100 * S),
@@ -81,8 +81,10 @@ def test_the_same_in_words() -> None:
         "5:00 to 6:40: 5.0 % lost, mainly storage-local",
     ]
     nothing = History(None, 0, 0, (), why_missing="no steps")
-    assert describe_bins(dataclasses.replace(clean(), history=nothing)) == ["not known: no steps"]
-    assert describe_bins(clean()) == []
+    assert describe_bins(dataclasses.replace(make_clean_report(), history=nothing)) == [
+        "not known: no steps"
+    ]
+    assert describe_bins(make_clean_report()) == []
 
 
 @pytest.mark.parametrize(
@@ -119,11 +121,11 @@ def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
     assert not set(BARS) & set("".join(lines))
     at = [i for i, line in enumerate(lines) if line.startswith(("Next:", "Over time:", "Cause 1:"))]
     assert at == sorted(at)
-    assert lines[at[0]].startswith(f"Next: {storage_verdict().findings[0].advice[0].what}")
+    assert lines[at[0]].startswith(f"Next: {make_storage_report().findings[0].advice[0].what}")
 
 
 def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
-    report = storage_verdict()
+    report = make_storage_report()
     advice = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
     first = dataclasses.replace(report.findings[0], advice=(advice,))
     job_impact = Impact(
@@ -162,9 +164,9 @@ def test_tables_by_hand() -> None:
 
 
 def test_a_table_cut_short_says_so_and_one_without_rows_says_why() -> None:
-    (tables,) = build_tables(storage_verdict(), ("rank",), 1)
+    (tables,) = build_tables(make_storage_report(), ("rank",), 1)
     assert tables.rest.startswith("and 1 ranks that ") and "--top 2 shows all" in tables.rest
-    (none,) = build_tables(storage_verdict(), ("time",))
+    (none,) = build_tables(make_storage_report(), ("time",))
     assert (none.rows, none.rest) == ((), "the history of lost time was not computed")
 
 

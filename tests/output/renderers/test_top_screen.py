@@ -16,7 +16,7 @@ from clusterprof.output.renderers.top_screen import (
     format_duration,
 )
 from clusterprof.report.live import LiveView, NodeStatus, RankStatus
-from tests.support.cluster_report import cluster
+from tests.support.cluster_report import make_cluster_report
 from tests.support.reports import ALL, S
 
 MS = S // 1000
@@ -24,7 +24,7 @@ MS = S // 1000
 
 def live_of(name: str, **changes: object) -> LiveView:
     """The report as a window, every recorder well, every device busy for four fifths of it."""
-    report = cluster(16, 8) if name == "cluster" else ALL[name]()
+    report = make_cluster_report(16, 8) if name == "cluster" else ALL[name]()
     nodes = tuple(
         NodeStatus(node.name, node.key, "recording", 400 * MS, "", 0) for node in report.nodes
     )

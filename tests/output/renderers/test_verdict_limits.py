@@ -22,8 +22,8 @@ from clusterprof.output.renderers.verdicts.documents import (
     render_verdict_markdown,
 )
 from clusterprof.report.model import UNATTRIBUTED, CoverageGap, JobFacts, Report
-from tests.support.histories import hour
-from tests.support.reports import S, storage_verdict
+from tests.support.histories import make_one_hour_job
+from tests.support.reports import S, make_storage_report
 
 RENDERERS = (Terminal(width=100), Plain(), Markdown(), Html())
 JOB = JobFacts(2, 2, 1.0)
@@ -37,7 +37,7 @@ def texts(report: Report) -> list[str]:
 
 def mostly_unknown() -> Report:
     """The report of a storage fault, of which 6 of 226 s keep their cause; the rest has none."""
-    report = storage_verdict()
+    report = make_storage_report()
     small = 3 * S
     ranks = tuple(
         replace(rank, buckets=(("storage-local", small), (UNATTRIBUTED, rank.lost_ns - small)))
@@ -85,7 +85,7 @@ def test_without_any_cause_every_output_says_what_would_tell() -> None:
 
 
 def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
-    known, unknown = storage_verdict(), mostly_unknown()
+    known, unknown = make_storage_report(), mostly_unknown()
     assert json.loads(Json().render(known))["main_cause"] == "storage-local"
     assert json.loads(Json().render(unknown))["main_cause"] is None
     # as much unattributed as the largest cause has is not more
@@ -103,7 +103,7 @@ def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
 
 
 def test_a_window_of_a_job_ends_no_job_sooner() -> None:
-    report = hour(2, 2, 4, 4)
+    report = make_one_hour_job(2, 2, 4, 4)
     assert any("sooner" in text for text in texts(report))
     window = replace(report, job=replace(report.job or JOB, is_window_only=True))
     for text in texts(window):
@@ -127,7 +127,7 @@ def test_small_times_are_not_rounded_to_zero(ns: int, text: str) -> None:
 
 
 def test_durations_without_a_unit_are_left_out_of_the_verdict() -> None:
-    report = storage_verdict()
+    report = make_storage_report()
     unitless = replace(report, job=replace(JOB, has_time_unit=False))
     assert wording.describe_total_loss(report) == (
         "39.0 % of GPU time inside steps was lost: 3.8 of 9.7 GPU-minutes."
@@ -140,7 +140,7 @@ def test_durations_without_a_unit_are_left_out_of_the_verdict() -> None:
 
 def test_answers_of_files_stand_before_the_verdict() -> None:
     answer = "Published accelerator utilization (AU): 97.99 % of whole epochs"
-    report = replace(storage_verdict(), answers=(answer,))
+    report = replace(make_storage_report(), answers=(answer,))
     for text, renderer in zip(texts(report), RENDERERS):
         verdict = "Lost" if isinstance(renderer, Terminal) else wording.describe_verdict(report)
         assert text.index(answer) < text.index(verdict)

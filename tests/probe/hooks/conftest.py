@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.accelerators.torch_device import build_library
-from tests.support.probing import install
+from tests.support.probe_jobs import install_probe
 from tests.support.warm_jobs import WarmJobs
 
 
@@ -25,7 +25,7 @@ def torch_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmJobs]:
     """Jobs under the probe."""
     folder = tmp_path_factory.mktemp("warm")
-    with WarmJobs(folder, install(folder / "run")) as jobs:
+    with WarmJobs(folder, install_probe(folder / "run")) as jobs:
         yield jobs
 
 

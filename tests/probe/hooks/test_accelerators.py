@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.accelerators.torch_device import DEVICE
-from tests.support.job_python import needs_torch
-from tests.support.probing import (
+from tests.support.gloo_ranks import COLLECTIVE, GRADIENTS, list_operations
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
     DATA_WAIT,
     EXPOSED,
     EXPOSED_COLLECTIVE,
@@ -22,13 +23,12 @@ from tests.support.probing import (
     STEP,
     Ring,
     Span,
-    install,
-    recorded,
+    install_probe,
+    record_code,
 )
-from tests.support.ranks import COLLECTIVE, GRADIENTS, operations
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch("2.9", "the device of these tests uses its interfaces for streams and events")
+require_torch("2.9", "the device of these tests uses its interfaces for streams and events")
 pytestmark = pytest.mark.torch
 SYNC = 18
 MS = 1_000_000
@@ -198,10 +198,10 @@ def test_the_wait_of_ddp_for_gradients_is_measured_on_the_stream(
 ) -> None:
     # DDP warns in C++ that it has no timer for such a device.
     environ = {"TORCH_DEVICE": str(torch_device), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    (ring,) = recorded(DEVICE + GROUP + PASSES, install(tmp_path / "run"), **environ)
+    (ring,) = record_code(DEVICE + GROUP + PASSES, install_probe(tmp_path / "run"), **environ)
     gradients = [
         span
-        for span, operation in zip(ring.of(COLLECTIVE), operations(ring))
+        for span, operation in zip(ring.of(COLLECTIVE), list_operations(ring))
         if operation.what == GRADIENTS
     ]
     assert len(gradients) == 5
@@ -286,7 +286,7 @@ step(torch.ones(1, 8))
 
 def test_gpu_events_can_be_switched_off_for_any_device(tmp_path: Path, torch_device: Path) -> None:
     code = LOOP.format(waits="0, 0", queued="0, 0")
-    run_dir = install(tmp_path / "run", gpu_events=False)
-    (ring,) = recorded(DEVICE + code, run_dir, TORCH_DEVICE=str(torch_device))
+    run_dir = install_probe(tmp_path / "run", gpu_events=False)
+    (ring,) = record_code(DEVICE + code, run_dir, TORCH_DEVICE=str(torch_device))
     assert ring.switched_off == 0
     assert (len(ring.of(DATA_WAIT)), ring.of(EXPOSED)) == (2, [])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import CHECKPOINT, STEP, WAIT, Watcher, install, run
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import CHECKPOINT, STEP, WAIT, RingWatcher, install_probe, run_python
 
-needs_torch("2.3", "torch.distributed.checkpoint saves otherwise, and not beside the training")
+require_torch("2.3", "torch.distributed.checkpoint saves otherwise, and not beside the training")
 pytestmark = pytest.mark.torch
 
 CODE = """
@@ -102,11 +102,11 @@ print(os.path.getsize(folder + "/file"), len(os.listdir(folder + "/later")))
 
 
 def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run")
-    with Watcher(run_dir) as watcher:
-        job = run("-c", CODE + WAIT, str(tmp_path), run_dir=run_dir)
+    run_dir = install_probe(tmp_path / "run")
+    with RingWatcher(run_dir) as watcher:
+        job = run_python("-c", CODE + WAIT, str(tmp_path), run_dir=run_dir)
     assert (job.returncode, job.stderr) == (0, b""), job.stderr.decode()
-    (ring,) = watcher.rings()
+    (ring,) = watcher.read_rings()
     assert ring.switched_off == 0
     # (samples, tokens): 10 rows of 7 tokens in batches of 4; -1 is not known, 0 is none.
     assert [(span.c, span.d) for span in ring.of(STEP)] == [

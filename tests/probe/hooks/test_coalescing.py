@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_REDUCE,
     BARRIER,
     BLOCKING,
@@ -15,13 +14,14 @@ from tests.support.ranks import (
     RECV,
     SEND,
     WAIT,
-    group_of,
-    launch,
-    operations,
+    hash_group,
+    launch_ranks,
+    list_operations,
 )
+from tests.support.job_python import require_torch
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 BATCHES = """
@@ -52,13 +52,13 @@ print(a.tolist(), b.tolist(), other.tolist())
 
 
 def test_a_batch_is_one_operation(tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> None:
-    with_probe = launch(BATCHES, tmp_path, warm_jobs)
-    without = launch(BATCHES, tmp_path, bare_jobs)
+    with_probe = launch_ranks(BATCHES, tmp_path, warm_jobs)
+    without = launch_ranks(BATCHES, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     for rank, ring in enumerate(with_probe.rings):
-        rows = [(o.group, o.what, o.number, o.form, o.bytes) for o in operations(ring)]
-        both, own = group_of("0,1"), group_of(str(rank))
+        rows = [(o.group, o.what, o.number, o.form, o.bytes) for o in list_operations(ring)]
+        both, own = hash_group("0,1"), hash_group(str(rank))
         assert rows == [
             (both, ALL_REDUCE, 0, BLOCKING, 60),
             (own, ALL_REDUCE, 0, BLOCKING, 12),
@@ -87,11 +87,11 @@ print(got.tolist())
 def test_the_one_work_of_a_batch_is_the_wait_of_each_message(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
-    job = launch(ONE_WORK, tmp_path, warm_jobs)
+    job = launch_ranks(ONE_WORK, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0], job.stderr
     assert job.stdout[0] == b"%s\n" % str(10 * [2.0]).encode()
     for ring in job.rings:
-        rows = [(o.what, o.number, o.form, o.bytes) for o in operations(ring)]
+        rows = [(o.what, o.number, o.form, o.bytes) for o in list_operations(ring)]
         assert rows == [
             (SEND, 0, ISSUE, 40),
             (RECV, 0, ISSUE, 0),

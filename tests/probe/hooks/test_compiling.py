@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import install, recorded
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import install_probe, record_code
 
-needs_torch("2.3", "its TorchDynamo tells nobody when it compiles")
+require_torch("2.3", "its TorchDynamo tells nobody when it compiles")
 pytestmark = pytest.mark.torch
 
 COMPILE = 13
@@ -32,7 +32,7 @@ double(torch.ones(3))
 
 
 def test_each_compilation_says_how_often_the_code_was_compiled_before(tmp_path: Path) -> None:
-    (ring,) = recorded(CODE, install(tmp_path / "run"))
+    (ring,) = record_code(CODE, install_probe(tmp_path / "run"))
     assert ring.switched_off == 0
     compilations = ring.of(COMPILE)
     assert [compilation.a for compilation in compilations] == [0, 1, 0]

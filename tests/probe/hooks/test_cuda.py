@@ -14,12 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_cuda import FAKE
-from tests.support.probing import DATA_WAIT, EXPOSED, EXPOSED_COLLECTIVE, Ring, install, recorded
+from tests.support.probe_jobs import (
+    DATA_WAIT,
+    EXPOSED,
+    EXPOSED_COLLECTIVE,
+    Ring,
+    install_probe,
+    record_code,
+)
 
 
 def exposed(tmp_path: Path, code: str) -> Ring:
     """Run the stand-in and `code`; return the ring of a probe that is still on."""
-    (ring,) = recorded(FAKE + code, install(tmp_path / "run"))
+    (ring,) = record_code(FAKE + code, install_probe(tmp_path / "run"))
     assert ring.switched_off == 0
     return ring
 
@@ -131,8 +138,8 @@ if not pid:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 """
-    run_dir = install(tmp_path / "run")
-    assert len(recorded(FAKE + code, run_dir)) >= 1
+    run_dir = install_probe(tmp_path / "run")
+    assert len(record_code(FAKE + code, run_dir)) >= 1
 
 
 def test_the_process_registers_anew_with_its_device(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.job_python import needs_torch
-from tests.support.probing import (
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
     CHECKPOINT,
     DATA_WAIT,
     FETCH,
@@ -21,15 +21,15 @@ from tests.support.probing import (
     WAIT,
     WORKER_START,
     Ring,
+    RingWatcher,
     Span,
-    Watcher,
-    install,
-    longer,
-    run,
-    seen,
+    collect_output,
+    install_probe,
+    run_python,
+    select_long_values,
 )
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 # 5 batches of 4 items, each item 20 ms of sleep and some CPU; the loss is printed to the last bit.
@@ -79,18 +79,18 @@ if __name__ == "__main__":
 def train(tmp_path: Path, code: str = TRAIN, **options: object) -> tuple[Ring, list[Ring]]:
     """Train under the probe; return the ring of the main process and those of the workers."""
     (tmp_path / "train.py").write_text(code)
-    run_dir = install(tmp_path / "run")
+    run_dir = install_probe(tmp_path / "run")
     arguments = ("train.py", json.dumps(options), "model.pt")
     quiet = {"PYTHONWARNINGS": "ignore:This DataLoader will create"}  # of more workers than CPUs
-    with Watcher(run_dir) as watcher:
-        with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path, **quiet)
+    with RingWatcher(run_dir) as watcher:
+        with_probe = run_python(*arguments, run_dir=run_dir, cwd=tmp_path, **quiet)
     assert (with_probe.returncode, with_probe.stderr) == (0, b""), with_probe.stderr.decode()
     if options.get("num_workers", 0) == 0:
-        without = run(*arguments, run_dir=None, cwd=tmp_path)
+        without = run_python(*arguments, run_dir=None, cwd=tmp_path)
         assert with_probe.stdout == without.stdout  # every loss, bit for bit
     (registered,) = (run_dir / "register").iterdir()
-    main = watcher.ring(int(registered.stem))
-    return main, [ring for ring in watcher.rings() if ring.pid != main.pid]
+    main = watcher.read_ring(int(registered.stem))
+    return main, [ring for ring in watcher.read_rings() if ring.pid != main.pid]
 
 
 def batch_waits(ring: Ring) -> list[Span]:
@@ -152,20 +152,24 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     # 28: queues, wrapped after torch.
     everything = [(0, 1), (1, 1), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (28, 1)]
     if job_python.IS_ANOTHER:  # other versions import more or less of themselves
-        no_operators = {(6, 0)} if job_python.torch_version() < (2, 3) else set()
+        no_operators = {(6, 0)} if job_python.get_torch_version() < (2, 3) else set()
         assert {(0, 1), (1, 1), (2, 1)} <= set(notes) <= set(everything) | no_operators
     else:
         assert notes == everything
 
 
-@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
-@pytest.mark.parametrize("workers", [*longer(0), 1])
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
+)
+@pytest.mark.parametrize("workers", [*select_long_values(0), 1])
 def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path, workers: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("time.sleep(0.005)", "1 // (7 - index)"))
     arguments = ("train.py", json.dumps({"num_workers": workers}), "model.pt")
-    run_dir = install(tmp_path / "run")
-    with_probe = run(*arguments, run_dir=run_dir, cwd=tmp_path)
-    assert seen(with_probe) == seen(run(*arguments, run_dir=None, cwd=tmp_path))
+    run_dir = install_probe(tmp_path / "run")
+    with_probe = run_python(*arguments, run_dir=run_dir, cwd=tmp_path)
+    assert collect_output(with_probe) == collect_output(
+        run_python(*arguments, run_dir=None, cwd=tmp_path)
+    )
     assert b"ZeroDivisionError" in with_probe.stderr
     assert list((run_dir / "rings").iterdir())
 
@@ -197,22 +201,22 @@ print({reason.splitlines()[0]: count for reason, count in breaks.items()})
 
 
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
-    run_dir = install(tmp_path / "run")
-    with Watcher(run_dir) as watcher:
-        with_probe = run("-c", COMPILED + WAIT, run_dir=run_dir)
-    without = run("-c", COMPILED + WAIT, run_dir=None)
+    run_dir = install_probe(tmp_path / "run")
+    with RingWatcher(run_dir) as watcher:
+        with_probe = run_python("-c", COMPILED + WAIT, run_dir=run_dir)
+    without = run_python("-c", COMPILED + WAIT, run_dir=None)
     values = [with_probe.stdout, without.stdout]
     if job_python.IS_ANOTHER:  # 2.6 and 2.15 count one break less with any hook of PyTorch's own
         values = [re.sub(rb"(?<=['\"]): \d+", b"", each) for each in values]
     # stderr holds a warning of torch with the time of day.
     assert (with_probe.returncode, values[0]) == (0, values[1]), with_probe.stderr
-    (ring,) = watcher.rings()
+    (ring,) = watcher.read_rings()
     # The step in the open; what is compiled is not seen, but that 2.15 leaves the hooks uncompiled.
     assert len(ring.of(OPTIMIZER)) in ((1, 2) if job_python.IS_ANOTHER else (1,))
     assert ring.switched_off == 0
 
 
-@pytest.mark.parametrize("context", ["fork", *longer("spawn", "forkserver")])
+@pytest.mark.parametrize("context", ["fork", *select_long_values("spawn", "forkserver")])
 def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
     tmp_path: Path, context: str
 ) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import (
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
     FETCH,
     STACK_SAMPLE,
     STEP,
     WORKER_START,
-    Watcher,
-    install,
+    RingWatcher,
+    install_probe,
     list_stacks,
-    longer,
-    run,
+    run_python,
+    select_long_values,
 )
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 # 8 batches of 4 items of 50 ms: each of two workers sleeps for 0.8 s in `load_item`.
@@ -60,9 +60,9 @@ LOAD_LINE, LOOP_LINE = 13, 23
     "options",
     [
         {"num_workers": 2, "multiprocessing_context": "fork"},
-        *longer({"num_workers": 2, "multiprocessing_context": "spawn"}),
-        *longer({"num_workers": 2, "multiprocessing_context": "forkserver"}),
-        *longer({"num_workers": 2, "persistent_workers": True, "epochs": 2}),
+        *select_long_values({"num_workers": 2, "multiprocessing_context": "spawn"}),
+        *select_long_values({"num_workers": 2, "multiprocessing_context": "forkserver"}),
+        *select_long_values({"num_workers": 2, "persistent_workers": True, "epochs": 2}),
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
@@ -70,12 +70,12 @@ def test_workers_and_the_training_thread_are_sampled(
     tmp_path: Path, options: dict[str, object]
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    run_dir = install(tmp_path / "run", stacks="full")
+    run_dir = install_probe(tmp_path / "run", stacks="full")
     quiet = {"PYTHONWARNINGS": "ignore:This DataLoader will create"}  # of more workers than CPUs
-    with Watcher(run_dir) as watcher:
-        done = run("train.py", json.dumps(options), run_dir=run_dir, cwd=tmp_path, **quiet)
+    with RingWatcher(run_dir) as watcher:
+        done = run_python("train.py", json.dumps(options), run_dir=run_dir, cwd=tmp_path, **quiet)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
-    rings = watcher.rings()
+    rings = watcher.read_rings()
     workers = [ring for ring in rings if ring.of(WORKER_START)]
     assert len(workers) == 2
     for ring in workers:
@@ -92,11 +92,11 @@ def test_workers_and_the_training_thread_are_sampled(
 
 def test_a_process_that_loads_itself_is_sampled_by_a_single_thread(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    run_dir = install(tmp_path / "run", stacks="full")
-    with Watcher(run_dir) as watcher:
-        done = run("train.py", '{"num_workers": 0}', run_dir=run_dir, cwd=tmp_path)
+    run_dir = install_probe(tmp_path / "run", stacks="full")
+    with RingWatcher(run_dir) as watcher:
+        done = run_python("train.py", '{"num_workers": 0}', run_dir=run_dir, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
-    (ring,) = watcher.rings()
+    (ring,) = watcher.read_rings()
     named = list_stacks(ring.log)
     innermost = [named[span.a][-1][1] for span in ring.of(STACK_SAMPLE) if span.a]
     assert "load_item" in innermost

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.frameworks import both_ways, needs, steps_of, trainer_of
-from tests.support.probing import DATA_WAIT, FETCH, WORKER_START
+from tests.support.frameworks import (
+    find_trainer_ring,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.probe_jobs import DATA_WAIT, FETCH, WORKER_START
 
-needs("streaming", "torchvision")
+require_modules("streaming", "torchvision")
 
 CODE = """
 import sys, warnings
@@ -38,9 +43,9 @@ print(net.weight.tolist())
 
 
 def test_streaming_data_loader(tmp_path: Path) -> None:
-    rings = both_ways(CODE, tmp_path)
-    main = trainer_of(rings)
-    assert steps_of(main) == 4 * [(0, 4, -1)]
+    rings = run_with_and_without_probe(CODE, tmp_path)
+    main = find_trainer_ring(rings)
+    assert list_steps(main) == 4 * [(0, 4, -1)]
     workers = {ring.of(WORKER_START)[0].a: ring for ring in rings if ring.of(WORKER_START)}
     assert sorted(workers) == [0, 1]
     pids = [workers[number].pid for number in (0, 1)]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.frameworks import both_ways, needs, steps_of, trainer_of
-from tests.support.probing import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+from tests.support.frameworks import (
+    find_trainer_ring,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.probe_jobs import DATA_WAIT, FETCH, LOADER_START, WORKER_START
 
-needs("webdataset")
+require_modules("webdataset")
 
 CODE = """
 import sys, warnings
@@ -32,10 +37,10 @@ print(net.weight.tolist())
 
 
 def test_web_loader(tmp_path: Path) -> None:
-    rings = both_ways(CODE, tmp_path)
-    main = trainer_of(rings)
+    rings = run_with_and_without_probe(CODE, tmp_path)
+    main = find_trainer_ring(rings)
     # Two shards of 8 rows, one to each worker, in batches of 4 that the workers make.
-    assert steps_of(main) == 4 * [(0, 4, -1)]
+    assert list_steps(main) == 4 * [(0, 4, -1)]
     workers = {ring.of(WORKER_START)[0].a: ring for ring in rings if ring is not main}
     pids = [workers[number].pid for number in (0, 1)]
     assert [wait.b for wait in main.of(DATA_WAIT) if wait.a >= 0] == pids + pids

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import OPTIMIZER, Ring, longer
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     BLOCKING,
@@ -17,14 +15,16 @@ from tests.support.ranks import (
     ISSUE,
     REDUCE_SCATTER,
     Operation,
-    group_of,
-    launch,
-    operations,
-    recorded,
+    hash_group,
+    launch_ranks,
+    list_operations,
+    record_ranks,
 )
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import OPTIMIZER, Ring, select_long_values
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3
@@ -44,11 +44,11 @@ def batch():
 
 
 def gradients(ring: Ring) -> list[Operation]:
-    return [each for each in operations(ring) if each.what == GRADIENTS]
+    return [each for each in list_operations(ring) if each.what == GRADIENTS]
 
 
 @pytest.mark.parametrize(
-    "options", ["static_graph=True", *longer("", "find_unused_parameters=True")]
+    "options", ["static_graph=True", *select_long_values("", "find_unused_parameters=True")]
 )
 def test_the_wait_for_a_slow_rank_is_seen_by_the_others(
     tmp_path: Path, warm_jobs: WarmJobs, options: str
@@ -62,12 +62,12 @@ for step in range(4):
     assert out._backward_hooks is None
 assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.parameters())
 """
-    job = launch(MODEL + code, tmp_path, warm_jobs)
+    job = launch_ranks(MODEL + code, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0], job.stderr  # DDP warns when it finds no unused parameters
     zero, rank_one = (gradients(ring) for ring in job.rings)
     for result in (zero, rank_one):
         assert [(o.group, o.number, o.bytes, o.form) for o in result] == [
-            (group_of("0,1"), number, BYTES, BLOCKING) for number in range(4)
+            (hash_group("0,1"), number, BYTES, BLOCKING) for number in range(4)
         ]
     # Rank 0 was late in step 2, rank 1 in step 3.
     assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
@@ -92,7 +92,7 @@ class Net(torch.nn.Module):
 ddp = DDP(Net())
 for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
 """
-    for ring in recorded(MODEL + code, tmp_path, warm_jobs):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         # The second layer's gradients come before the 0.3 s, the first layer's after them. In the
         # first pass one rank may load what the other had loaded already: that is a wait.
         _, second, third = gradients(ring)
@@ -116,8 +116,8 @@ out.sum().backward()                               # 3
 (ddp(batch()).sum() + ddp(batch()).sum()).backward()  # 4: two forward passes, one reduction
 dist.all_reduce(torch.ones(1))                     # 5
 """
-    for ring in recorded(MODEL + code, tmp_path, warm_jobs):
-        rows = [(o.what, o.number) for o in operations(ring)]
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
+        rows = [(o.what, o.number) for o in list_operations(ring)]
         assert rows == [
             (GRADIENTS, 0),
             (GRADIENTS, 1),
@@ -141,7 +141,7 @@ ddp = DDP(Net(), find_unused_parameters=True)
 for step in range(6):
     ddp(batch(), (step * (rank + 1)) % 3)["out"][0].sum().backward()
 """
-    for ring in recorded(MODEL + code, tmp_path, warm_jobs):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         assert [each.number for each in gradients(ring)] == list(range(6))
 
 
@@ -157,8 +157,8 @@ def hook(state, bucket):
 ddp.register_comm_hook(None, hook)
 for _ in range(2): ddp(batch()).sum().backward()
 """
-    for ring in recorded(MODEL + code, tmp_path, warm_jobs):
-        rows = [(o.what, o.form, o.number) for o in operations(ring)]
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
+        rows = [(o.what, o.form, o.number) for o in list_operations(ring)]
         # One bucket: its reduction is issued while the pass computes, then the pass waits.
         assert rows == [
             (ALL_REDUCE, ISSUE, 0),
@@ -174,10 +174,10 @@ def test_buffers_are_broadcast_in_the_forward_pass(tmp_path: Path, warm_jobs: Wa
 ddp = DDP(torch.nn.BatchNorm1d(8))
 for _ in range(2): ddp(batch()).sum().backward()
 """
-    for rank, ring in enumerate(recorded(MODEL + code, tmp_path, warm_jobs)):
+    for rank, ring in enumerate(record_ranks(MODEL + code, tmp_path, warm_jobs)):
         # Mean and variance of 8 floats and a counter of 8 bytes; rank 0 has the word.
         sent = 72 if rank == 0 else 0
-        assert [(o.what, o.number, o.bytes) for o in operations(ring)] == [
+        assert [(o.what, o.number, o.bytes) for o in list_operations(ring)] == [
             (BROADCAST, 0, sent),
             (GRADIENTS, 1, 64),
             (BROADCAST, 2, sent),
@@ -204,7 +204,7 @@ ddp = DDP(Net())
 for _ in range(3): ddp(batch()).sum().backward()
 dist.barrier()
 """
-    for ring in recorded(MODEL + code, tmp_path, warm_jobs):
+    for ring in record_ranks(MODEL + code, tmp_path, warm_jobs):
         assert len(gradients(ring)) == seen
 
 
@@ -231,8 +231,8 @@ except RuntimeError as error: print(error)
 def test_training_is_the_same_with_us_to_the_last_bit(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
-    with_probe = launch(MODEL + TRAIN, tmp_path, warm_jobs)
-    without = launch(MODEL + TRAIN, tmp_path, bare_jobs)
+    with_probe = launch_ranks(MODEL + TRAIN, tmp_path, warm_jobs)
+    without = launch_ranks(MODEL + TRAIN, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == without.returncodes
     assert (with_probe.stdout, with_probe.stderr) == (without.stdout, without.stderr)
@@ -261,14 +261,14 @@ for _ in range(2):
 def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
-    with_probe = launch(SHARDED, tmp_path, warm_jobs)
-    without = launch(SHARDED, tmp_path, bare_jobs)
+    with_probe = launch_ranks(SHARDED, tmp_path, warm_jobs)
+    without = launch_ranks(SHARDED, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == [0, 0]
     assert (with_probe.stdout, with_probe.stderr) == (without.stdout, without.stderr)
     # A shard is 4 rows of 8 floats and 4 of bias: 144 bytes. Its gradients go out as two of them.
     once = [(ALL_GATHER, 144), (REDUCE_SCATTER, 288)]
     for ring in with_probe.rings:
-        matched = operations(ring)
+        matched = list_operations(ring)
         assert [(o.what, o.bytes) for o in matched] == 2 * once
         assert [o.number for o in matched] == [0, 1, 2, 3]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import install, longer
-from tests.support.ranks import launch
+from tests.support.gloo_ranks import launch_ranks
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import install_probe, select_long_values
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 MODEL = """
@@ -41,8 +41,8 @@ print(torch._dynamo.utils.counters["stats"])
 
 @pytest.mark.long
 def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> None:
-    with_probe = launch(MODEL + COMPILED, tmp_path, install(tmp_path / "run"), size=1)
-    without = launch(MODEL + COMPILED, tmp_path, None, size=1)
+    with_probe = launch_ranks(MODEL + COMPILED, tmp_path, install_probe(tmp_path / "run"), size=1)
+    without = launch_ranks(MODEL + COMPILED, tmp_path, None, size=1)
     assert without.returncodes == [0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     assert with_probe.rings[0].switched_off == 0
@@ -52,7 +52,7 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
     "where",
     [
         "ddp._get_graph_id",
-        *longer("process_groups.find_group", "ddp._DdpModel", "ddp._append_callback"),
+        *select_long_values("process_groups.find_group", "ddp._DdpModel", "ddp._append_callback"),
     ],
 )
 def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
@@ -67,6 +67,6 @@ for _ in range(3): net(batch()).sum().backward()
 import _clusterprof_probe
 print(_clusterprof_probe.on)
 """
-    job = launch(MODEL + code, tmp_path, warm_jobs)
+    job = launch_ranks(MODEL + code, tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     assert job.stdout == [b"False\n", b"False\n"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.fake_cuda import FAKE
-from tests.support.probing import STEP, Ring, install, recorded
+from tests.support.probe_jobs import STEP, Ring, install_probe, record_code
 
 SYNC = 18
 
@@ -23,7 +23,7 @@ there = Tensor(True)
 
 
 def ran(tmp_path: Path, code: str) -> Ring:
-    (ring,) = recorded(FAKE + WAITS + code, install(tmp_path / "run"))
+    (ring,) = record_code(FAKE + WAITS + code, install_probe(tmp_path / "run"))
     assert ring.switched_off == 0
     return ring
 
@@ -112,9 +112,9 @@ with probe.span("warm_up"):
     clock[0] += 500
 """
     head = "cuda.empty_cache = cuda.synchronize\n"
-    (ring,) = recorded(
+    (ring,) = record_code(
         FAKE + WAITS.replace("clock[0] = 1_000", head + "clock[0] = 1_000") + code,
-        install(tmp_path / "run"),
+        install_probe(tmp_path / "run"),
     )
     spans = [(span.end_ns - span.start_ns, span.a, span.b) for span in ring.of(22)]
     assert spans == [(1_000, 2, -1), (500, 1, -1)]

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.probe import layout
-from tests.support.job_python import needs_torch
-from tests.support.probing import Ring, install, run
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -25,14 +23,16 @@ from tests.support.ranks import (
     SCATTER,
     SEND,
     WAIT,
-    group_of,
-    launch,
-    operations,
-    recorded,
+    hash_group,
+    launch_ranks,
+    list_operations,
+    record_ranks,
 )
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import Ring, install_probe, run_python
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3
@@ -64,8 +64,8 @@ assert objects == [0, 1]
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ring], Path]:
     """Every blocking operation once, recorded once for all tests that only look."""
     folder = tmp_path_factory.mktemp("everything")
-    run_dir = install(folder / "run")
-    return recorded(EVERYTHING, folder, run_dir), run_dir
+    run_dir = install_probe(folder / "run")
+    return record_ranks(EVERYTHING, folder, run_dir), run_dir
 
 
 def test_each_operation_has_its_number_group_bytes_and_name(
@@ -73,8 +73,8 @@ def test_each_operation_has_its_number_group_bytes_and_name(
 ) -> None:
     rings, _ = everything
     for rank, ring in enumerate(rings):
-        matched = operations(ring)
-        assert {(o.group, o.form, o.peer) for o in matched} == {(group_of("0,1"), BLOCKING, None)}
+        matched = list_operations(ring)
+        assert {(o.group, o.form, o.peer) for o in matched} == {(hash_group("0,1"), BLOCKING, None)}
         assert [o.number for o in matched] == list(range(14))
         assert [(o.what, o.bytes) for o in matched[:13]] == [
             (ALL_REDUCE, 40),
@@ -97,7 +97,7 @@ def test_each_operation_has_its_number_group_bytes_and_name(
 
 def test_each_rank_announces_its_group_once(everything: tuple[list[Ring], Path]) -> None:
     rings, run_dir = everything
-    group = group_of("0,1")
+    group = hash_group("0,1")
     by_key = {path.name: json.loads(path.read_text()) for path in (run_dir / "groups").iterdir()}
     assert by_key == {
         f"{ring.pid}.{group}.json": {"pid": ring.pid, "group": group, "ranks": [0, 1]}
@@ -116,8 +116,8 @@ dist.all_reduce(t)
 if rank == 0: time.sleep({LATE_S})
 dist.barrier()
 """
-    rings = recorded(code, tmp_path, warm_jobs)
-    zero, rank_one = (operations(ring) for ring in rings)
+    rings = record_ranks(code, tmp_path, warm_jobs)
+    zero, rank_one = (list_operations(ring) for ring in rings)
     # Rank 1 came late to operation 1, rank 0 to operation 2.
     assert zero[1].seconds > LATE_S / 2 > rank_one[1].seconds
     assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
@@ -140,9 +140,9 @@ lost = dist.all_reduce(t, async_op=True)
 lost.get_future().wait()  # a wait that no span shows
 assert t.tolist() == 10 * [4.0]
 """
-    rings = recorded(code, tmp_path, warm_jobs)
+    rings = record_ranks(code, tmp_path, warm_jobs)
     for rank, ring in enumerate(rings):
-        matched = operations(ring)
+        matched = list_operations(ring)
         sent = 20 if rank == 0 else 0
         assert [(o.what, o.number, o.form, o.bytes) for o in matched] == [
             (ALL_REDUCE, 0, ISSUE, 40),
@@ -152,7 +152,7 @@ assert t.tolist() == 10 * [4.0]
             (BROADCAST, 1, WAIT, sent),
             (ALL_REDUCE, 3, ISSUE, 40),
         ]
-    waits = [operations(ring)[2].seconds for ring in rings]
+    waits = [list_operations(ring)[2].seconds for ring in rings]
     assert waits[0] > LATE_S / 2 > waits[1]
 
 
@@ -176,12 +176,12 @@ dist.barrier()
 if rank < 2: dist.send(t, 2)
 else: dist.recv(t); dist.recv(t)
 """
-    rings = recorded(code, tmp_path, warm_jobs, size=3)
-    assert group_of("0,1,2") == 0x4E62965EF8BA1C61  # printf 0,1,2 | b2sum; its first 8 bytes
-    everybody, half, own = group_of("0,1,2"), group_of("0,2"), group_of("2")
+    rings = record_ranks(code, tmp_path, warm_jobs, size=3)
+    assert hash_group("0,1,2") == 0x4E62965EF8BA1C61  # printf 0,1,2 | b2sum; its first 8 bytes
+    everybody, half, own = hash_group("0,1,2"), hash_group("0,2"), hash_group("2")
 
     def messages(ring: Ring) -> list[tuple[int, int, int, int, int | None, int]]:
-        result = [o for o in operations(ring) if o.what in (SEND, RECV)]
+        result = [o for o in list_operations(ring) if o.what in (SEND, RECV)]
         return [(o.group, o.what, o.number, o.form, o.peer, o.bytes) for o in result]
 
     assert messages(rings[0])[:5] == [
@@ -211,9 +211,9 @@ else: dist.recv(t); dist.recv(t)
     assert messages(rings[2])[6:] == 2 * [(everybody, RECV, -1, BLOCKING, None, 0)]
     # Messages are no steps of the whole group: the barrier is its first operation everywhere.
     for ring in rings:
-        (barrier,) = [o for o in operations(ring) if o.what == BARRIER]
+        (barrier,) = [o for o in list_operations(ring) if o.what == BARRIER]
         assert (barrier.group, barrier.number) == (everybody, 0)
-    (alone,) = [o for o in operations(rings[2]) if o.what == ALL_REDUCE]
+    (alone,) = [o for o in list_operations(rings[2]) if o.what == ALL_REDUCE]
     assert (alone.group, alone.number) == (own, 0)
 
 
@@ -229,14 +229,14 @@ dist.all_reduce(t, group=first)  # rank 1 is refused and does nothing
 dist.destroy_process_group(again)
 dist.barrier()
 """
-    job = launch(code, tmp_path, warm_jobs)
+    job = launch_ranks(code, tmp_path, warm_jobs)
     assert job.returncodes == [0, 0]
-    zero, rank_one = (operations(ring) for ring in job.rings)
+    zero, rank_one = (list_operations(ring) for ring in job.rings)
     named = rank_one[1].group  # equal members, and created later
-    both = [(group_of("0,1"), 0), (named, 0), (group_of("0,1"), 1)]
-    assert named != group_of("0,1")
+    both = [(hash_group("0,1"), 0), (named, 0), (hash_group("0,1"), 1)]
+    assert named != hash_group("0,1")
     assert [(o.group, o.number) for o in rank_one] == both
-    assert [(o.group, o.number) for o in zero] == [*both[:2], (group_of("0"), 0), both[2]]
+    assert [(o.group, o.number) for o in zero] == [*both[:2], (hash_group("0"), 0), both[2]]
 
 
 def test_an_operation_of_another_thread_says_so(tmp_path: Path, warm_jobs: WarmJobs) -> None:
@@ -252,11 +252,11 @@ call(t)
 call(tensor=t, op=dist.ReduceOp.MAX)
 dist.broadcast(t, src=0)
 """
-    for ring in recorded(code, tmp_path, warm_jobs):
+    for ring in record_ranks(code, tmp_path, warm_jobs):
         by_other = [bool(span.d & layout.OTHER_THREAD) for span in ring.of(layout.COLLECTIVE)]
         assert by_other == [False, True, True, False]
         # all else is as if the main thread had called it
-        matched = [(o.what, o.number, o.form, o.peer) for o in operations(ring)]
+        matched = [(o.what, o.number, o.form, o.peer) for o in list_operations(ring)]
         assert matched == [
             (ALL_REDUCE, 0, BLOCKING, None),
             (ALL_REDUCE, 1, BLOCKING, None),
@@ -283,12 +283,12 @@ for _ in range(4):
     dist.all_reduce(t)
 thread.join()
 """
-    for ring in recorded(code, tmp_path, warm_jobs):
+    for ring in record_ranks(code, tmp_path, warm_jobs):
         by_group: dict[int, list[tuple[int, int]]] = {}
-        for operation in operations(ring):
+        for operation in list_operations(ring):
             if operation.what == ALL_REDUCE:
                 by_group.setdefault(operation.group, []).append((operation.number, operation.bytes))
-        assert sorted(by_group.pop(group_of("0,1"))) == [(n, 4) for n in range(4)]
+        assert sorted(by_group.pop(hash_group("0,1"))) == [(n, 4) for n in range(4)]
         (second,) = by_group.values()
         assert sorted(second) == [(n, 40) for n in range(3)]
 
@@ -307,5 +307,5 @@ names = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 print(*(os.environ.get(name, "-") for name in names))
 """
     variables = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "/run/x"}
-    result = run("-c", code, run_dir=install(tmp_path / "run"), **variables)
+    result = run_python("-c", code, run_dir=install_probe(tmp_path / "run"), **variables)
     assert result.stdout.decode().strip() == old_names, result.stderr.decode()

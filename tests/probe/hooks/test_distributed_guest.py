@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.job_python import needs_torch
-from tests.support.probing import install, longer
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,
@@ -17,16 +15,20 @@ from tests.support.ranks import (
     BROADCAST,
     ISSUE,
     WAIT,
-    launch,
-    operations,
+    launch_ranks,
+    list_operations,
 )
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import install_probe, select_long_values
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
+)
 def test_an_error_of_the_job_reads_as_it_does_without_us(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
@@ -47,12 +49,12 @@ dist.all_reduce(torch.ones(1))
 """
         for line in wrong
     )
-    with_probe = launch(code, tmp_path, warm_jobs, size=1)
-    without = launch(code, tmp_path, bare_jobs, size=1)
+    with_probe = launch_ranks(code, tmp_path, warm_jobs, size=1)
+    without = launch_ranks(code, tmp_path, bare_jobs, size=1)
     assert without.stdout[0].count(b"Traceback") == len(wrong)
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # The calls that failed have taken a number and left no span; the next ones are recorded.
-    rows = [(operation.what, operation.form) for operation in operations(with_probe.rings[0])]
+    rows = [(operation.what, operation.form) for operation in list_operations(with_probe.rings[0])]
     assert rows == [(ALL_REDUCE, BLOCKING)] * len(wrong)
 
 
@@ -77,7 +79,7 @@ print(_clusterprof_probe.on, other_calls.active_threads)
     "where",
     [
         "pending_work.ring.emit",
-        *longer(
+        *select_long_values(
             "process_groups.compute_group_number",
             "process_groups.Group.__init__",
             "pending_work.register_work",
@@ -87,7 +89,7 @@ print(_clusterprof_probe.on, other_calls.active_threads)
 def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
     tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
-    job = launch(BROKEN.format(where=where), tmp_path, warm_jobs)
+    job = launch_ranks(BROKEN.format(where=where), tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     # 1 + 1 = 2, then 4, then 8: the job's sums are right.
     for output in job.stdout:
@@ -123,13 +125,13 @@ print(sum(counters["graph_break"].values()), counters["stats"])
 
 @pytest.mark.long
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
-    with_probe = launch(COMPILED, tmp_path, install(tmp_path / "run"), size=1)
-    without = launch(COMPILED, tmp_path, None, size=1)
+    with_probe = launch_ranks(COMPILED, tmp_path, install_probe(tmp_path / "run"), size=1)
+    without = launch_ranks(COMPILED, tmp_path, None, size=1)
     assert without.returncodes == [0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0], without.stdout)
     # What is not compiled into a graph runs as it is written, and is seen; so is a graph that is
     # run operator by operator, as this back end does.
-    rows = [(o.what, o.form) for o in operations(with_probe.rings[0])]
+    rows = [(o.what, o.form) for o in list_operations(with_probe.rings[0])]
     assert rows[:6] == [
         (ALL_REDUCE, ISSUE),
         (ALL_REDUCE, WAIT),

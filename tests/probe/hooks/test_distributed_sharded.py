@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_GATHER,
     BROADCAST,
     GRADIENTS,
@@ -15,19 +14,20 @@ from tests.support.ranks import (
     WAIT,
     Job,
     Operation,
-    launch,
-    operations,
+    launch_ranks,
+    list_operations,
 )
+from tests.support.job_python import require_torch
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 
 def both_ways(code: str, tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> Job:
     """Run with us and without: nothing may differ."""
-    with_probe = launch(code, tmp_path, warm_jobs)
-    without = launch(code, tmp_path, bare_jobs)
+    with_probe = launch_ranks(code, tmp_path, warm_jobs)
+    without = launch_ranks(code, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], b"".join(without.stderr).decode()
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     return with_probe
@@ -57,14 +57,14 @@ def test_fsdp1_gathers_and_scatters(
 ) -> None:
     job = both_ways(FSDP1, tmp_path, warm_jobs, bare_jobs)
     for ring in job.rings:
-        result = [o for o in operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
+        result = [o for o in list_operations(ring) if o.what in (ALL_GATHER, REDUCE_SCATTER)]
         assert [(o.what, o.bytes) for o in result][-4:] == 2 * [
             (ALL_GATHER, 128),
             (REDUCE_SCATTER, 256),
         ]
-        numbers = [number for number, _ in begun(operations(ring))]
+        numbers = [number for number, _ in begun(list_operations(ring))]
         assert numbers == list(range(len(numbers)))
-    assert begun(operations(job.rings[0])) == begun(operations(job.rings[1]))
+    assert begun(list_operations(job.rings[0])) == begun(list_operations(job.rings[1]))
 
 
 ZERO = """
@@ -87,12 +87,12 @@ def test_a_sharded_optimizer_broadcasts_what_it_owns(
 ) -> None:
     job = both_ways(ZERO, tmp_path, warm_jobs, bare_jobs)
     for ring in job.rings:
-        result = begun(operations(ring))
+        result = begun(list_operations(ring))
         numbers = [number for number, _ in result]
         assert numbers == list(range(len(numbers)))
         assert [what for _, what in result].count(GRADIENTS) == 2
         assert BROADCAST in [what for _, what in result]
-    assert begun(operations(job.rings[0])) == begun(operations(job.rings[1]))
+    assert begun(list_operations(job.rings[0])) == begun(list_operations(job.rings[1]))
 
 
 JOIN = """
@@ -112,7 +112,7 @@ def test_ranks_with_less_to_do_count_on(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     job = both_ways(JOIN, tmp_path, warm_jobs, bare_jobs)
-    zero, rank_one = (begun(operations(ring)) for ring in job.rings)
+    zero, rank_one = (begun(list_operations(ring)) for ring in job.rings)
     # Four reductions of gradients: rank 0 has two of its own and reduces zeros in the other two.
     assert [what for _, what in rank_one].count(GRADIENTS) == 4
     assert zero == rank_one

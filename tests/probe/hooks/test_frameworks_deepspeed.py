@@ -8,17 +8,17 @@ import pytest
 
 from tests.support.frameworks import (
     CHECKPOINT,
-    both_ways,
-    hooked,
-    needs,
-    one_rank,
-    run_once,
-    size_of,
-    steps_of,
-    trainer_of,
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    make_one_rank_environment,
+    measure_folder_bytes,
+    require_modules,
+    run_with_and_without_probe,
+    run_without_probe,
 )
 
-needs("deepspeed")
+require_modules("deepspeed")
 
 CODE = """
 import logging, sys, warnings
@@ -50,18 +50,25 @@ print([list(map(float, p.flatten())) for p in net.parameters()])
 def built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let DeepSpeed build its extension first: what the compiler says is not the job's output."""
     folder = tmp_path_factory.mktemp("built")
-    run_once(CODE.replace("STAGE", "0"), folder, DS_ACCELERATOR="cpu", **one_rank())
+    run_without_probe(
+        CODE.replace("STAGE", "0"), folder, DS_ACCELERATOR="cpu", **make_one_rank_environment()
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_engine(tmp_path: Path, stage: int) -> None:
-    ring = trainer_of(
-        both_ways(CODE.replace("STAGE", str(stage)), tmp_path, DS_ACCELERATOR="cpu", **one_rank())
+    ring = find_trainer_ring(
+        run_with_and_without_probe(
+            CODE.replace("STAGE", str(stage)),
+            tmp_path,
+            DS_ACCELERATOR="cpu",
+            **make_one_rank_environment(),
+        )
     )
-    assert "deepspeed.runtime.engine" in hooked(ring)
+    assert "deepspeed.runtime.engine" in list_hooked_modules(ring)
     # Six batches of 4 rows, two to a step; the optimizer has two groups of parameters.
-    assert steps_of(ring) == 3 * [(2, 8, -1)]
+    assert list_steps(ring) == 3 * [(2, 8, -1)]
     (save,) = ring.of(CHECKPOINT)
     texts = (tmp_path / "with/saved/latest").stat().st_size
     scripts = sum(path.stat().st_size for path in (tmp_path / "with/saved").glob("*.py"))
-    assert save.a == size_of(tmp_path / "with/saved") - texts - scripts
+    assert save.a == measure_folder_bytes(tmp_path / "with/saved") - texts - scripts

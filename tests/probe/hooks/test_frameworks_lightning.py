@@ -9,15 +9,15 @@ import pytest
 from tests.support.frameworks import (
     CHECKPOINT,
     EVAL,
-    both_ways,
-    hooked,
-    inside,
-    needs,
-    steps_of,
-    trainer_of,
+    count_waits_inside,
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
 )
 
-needs("lightning", "pytorch_lightning")
+require_modules("lightning", "pytorch_lightning")
 
 CODE = """
 import logging, sys, warnings
@@ -53,12 +53,15 @@ print(trainer.validate(net, validation, verbose=False), net.layer.weight.tolist(
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch_lightning"])
 def test_trainer(tmp_path: Path, name: str) -> None:
-    ring = trainer_of(both_ways(CODE.replace("NAME", name), tmp_path))
+    ring = find_trainer_ring(run_with_and_without_probe(CODE.replace("NAME", name), tmp_path))
     package = "lightning.pytorch" if name == "lightning" else name
-    assert {f"{package}.loops.evaluation_loop", f"{package}.trainer.trainer"} <= hooked(ring)
+    assert {
+        f"{package}.loops.evaluation_loop",
+        f"{package}.trainer.trainer",
+    } <= list_hooked_modules(ring)
     # 12 rows in batches of 4, twice; the rows of validation are no step's.
-    assert steps_of(ring) == 6 * [(0, 4, -1)]
-    assert inside(ring, EVAL) == [2, 2, 2]  # after both epochs, and validate()
+    assert list_steps(ring) == 6 * [(0, 4, -1)]
+    assert count_waits_inside(ring, EVAL) == [2, 2, 2]  # after both epochs, and validate()
     saves = ring.of(CHECKPOINT)
     assert len(saves) == 3  # ModelCheckpoint after both epochs, and ours
     assert saves[-1].a == (tmp_path / "with/last.ckpt").stat().st_size
@@ -86,8 +89,8 @@ print(net.weight.tolist())
 
 
 def test_fabric(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(FABRIC, tmp_path))
-    assert "lightning.fabric.fabric" in hooked(ring)
-    assert steps_of(ring) == 3 * [(0, 4, -1)]
+    ring = find_trainer_ring(run_with_and_without_probe(FABRIC, tmp_path))
+    assert "lightning.fabric.fabric" in list_hooked_modules(ring)
+    assert list_steps(ring) == 3 * [(0, 4, -1)]
     (save,) = ring.of(CHECKPOINT)
     assert save.a == (tmp_path / "with/last.ckpt").stat().st_size

@@ -10,15 +10,15 @@ import pytest
 from tests.support.frameworks import (
     CHECKPOINT,
     EVAL,
-    both_ways,
-    hooked,
-    needs,
-    one_rank,
-    trainer_of,
+    find_trainer_ring,
+    list_hooked_modules,
+    make_one_rank_environment,
+    require_modules,
+    run_with_and_without_probe,
 )
-from tests.support.probing import STEP
+from tests.support.probe_jobs import STEP
 
-needs("megatron.core")
+require_modules("megatron.core")
 
 CODE = """
 import os, sys, warnings
@@ -46,9 +46,9 @@ if __name__ == "__main__":
 
 
 def test_distributed_checkpoint(tmp_path: Path) -> None:
-    rings = both_ways(CODE, tmp_path, **one_rank())
+    rings = run_with_and_without_probe(CODE, tmp_path, **make_one_rank_environment())
     (ring,) = [ring for ring in rings if ring.of(CHECKPOINT)]
-    assert "megatron.core.dist_checkpointing.serialization" in hooked(ring)
+    assert "megatron.core.dist_checkpointing.serialization" in list_hooked_modules(ring)
     assert [save.a for save in ring.of(CHECKPOINT)] == [-1]  # what its processes wrote is not known
 
 
@@ -89,8 +89,8 @@ CHECKOUT = os.environ.get("CLUSTERPROF_MEGATRON_LM", "")  # the folder that hold
 @pytest.mark.skipif(not CHECKOUT, reason="needs Megatron-LM: CLUSTERPROF_MEGATRON_LM=its checkout")
 def test_training(tmp_path: Path) -> None:
     code = f"import sys\nsys.path.insert(0, {CHECKOUT!r})\n" + TRAINING
-    ring = trainer_of(both_ways(code, tmp_path))
+    ring = find_trainer_ring(run_with_and_without_probe(code, tmp_path))
     expected = {"megatron.training.training", "megatron.training.checkpointing"}
-    assert expected <= hooked(ring)
+    assert expected <= list_hooked_modules(ring)
     assert [step.b for step in ring.of(STEP)] == [2, 2, 2]
     assert len(ring.of(EVAL)) == 1

@@ -7,16 +7,16 @@ from pathlib import Path
 from tests.support.frameworks import (
     CHECKPOINT,
     EVAL,
-    both_ways,
-    hooked,
-    inside,
-    needs,
-    size_of,
-    steps_of,
-    trainer_of,
+    count_waits_inside,
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    measure_folder_bytes,
+    require_modules,
+    run_with_and_without_probe,
 )
 
-needs("transformers", "accelerate", "safetensors")
+require_modules("transformers", "accelerate", "safetensors")
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -50,21 +50,21 @@ print(model.classifier.weight.tolist())
 
 
 def test_trainer(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(TRAINER, tmp_path, **OFFLINE))
-    assert {"transformers.trainer", "safetensors.torch"} <= hooked(ring)
-    steps = steps_of(ring)
+    ring = find_trainer_ring(run_with_and_without_probe(TRAINER, tmp_path, **OFFLINE))
+    assert {"transformers.trainer", "safetensors.torch"} <= list_hooked_modules(ring)
+    steps = list_steps(ring)
     assert [who for who, _, _ in steps] == 4 * [0]
     # 16 rows of 8 tokens, four to a step; accelerate takes each batch while the one before it is
     # worked on, so that the first step gets one more and the last one less.
     assert [samples for _, samples, _ in steps] == [6, 4, 4, 2]
     assert [tokens for _, _, tokens in steps] == [48, 32, 32, 16]
-    assert inside(ring, EVAL) == [2, 2, 1]  # after steps 2 and 4, and predict()
+    assert count_waits_inside(ring, EVAL) == [2, 2, 1]  # after steps 2 and 4, and predict()
     saves = [save.a for save in ring.of(CHECKPOINT)]
     assert len(saves) == 3
     # The bytes of all parts: weights by safetensors, the rest by torch.save; small texts beside.
     for size, folder in zip(saves, ("out/checkpoint-2", "out/checkpoint-4", "model")):
         texts = sum(path.stat().st_size for path in (tmp_path / "with" / folder).glob("*.json"))
-        assert size == size_of(tmp_path / "with" / folder) - texts
+        assert size == measure_folder_bytes(tmp_path / "with" / folder) - texts
 
 
 ACCELERATE = """
@@ -92,9 +92,9 @@ print(net.weight.tolist())
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(ACCELERATE, tmp_path, **OFFLINE))
-    assert {"accelerate.accelerator", "safetensors.torch"} <= hooked(ring)
-    assert steps_of(ring) == [(0, 6, -1), (0, 4, -1), (0, 4, -1), (0, 2, -1)]
+    ring = find_trainer_ring(run_with_and_without_probe(ACCELERATE, tmp_path, **OFFLINE))
+    assert {"accelerate.accelerator", "safetensors.torch"} <= list_hooked_modules(ring)
+    assert list_steps(ring) == [(0, 6, -1), (0, 4, -1), (0, 4, -1), (0, 2, -1)]
     state, model = [save.a for save in ring.of(CHECKPOINT)]
-    assert state == size_of(tmp_path / "with/state")
-    assert model == size_of(tmp_path / "with/model")
+    assert state == measure_folder_bytes(tmp_path / "with/state")
+    assert model == measure_folder_bytes(tmp_path / "with/model")

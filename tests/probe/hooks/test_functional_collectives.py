@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import install, longer
-from tests.support.ranks import (
+from tests.support.gloo_ranks import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -19,14 +17,16 @@ from tests.support.ranks import (
     ISSUE,
     REDUCE_SCATTER,
     WAIT,
-    group_of,
-    launch,
-    operations,
-    recorded,
+    hash_group,
+    launch_ranks,
+    list_operations,
+    record_ranks,
 )
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import install_probe, select_long_values
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch("2.3", "its functional collectives are other operators")
+require_torch("2.3", "its functional collectives are other operators")
 pytestmark = pytest.mark.torch
 
 LATE_S = 0.3
@@ -59,10 +59,10 @@ dist.barrier()                                                         # 8
 
 
 def test_each_operation_is_issued_and_waited_for(tmp_path: Path, warm_jobs: WarmJobs) -> None:
-    rings = recorded(BEGIN + EVERYTHING, tmp_path, warm_jobs)
+    rings = record_ranks(BEGIN + EVERYTHING, tmp_path, warm_jobs)
     for rank, ring in enumerate(rings):
-        matched = operations(ring)
-        assert {(o.group, o.peer) for o in matched} == {(group_of("0,1"), None)}
+        matched = list_operations(ring)
+        assert {(o.group, o.peer) for o in matched} == {(hash_group("0,1"), None)}
         both = [
             (ALL_REDUCE, 0, 40),
             (ALL_GATHER, 1, 40),
@@ -94,8 +94,8 @@ if rank == 1: time.sleep({LATE_S})
 out = funcol.all_reduce(t, "sum", world)
 out.tolist()
 """
-    rings = recorded(BEGIN + code, tmp_path, warm_jobs)
-    waits = [operations(ring)[4] for ring in rings]
+    rings = record_ranks(BEGIN + code, tmp_path, warm_jobs)
+    waits = [list_operations(ring)[4] for ring in rings]
     assert [wait.form for wait in waits] == [WAIT, WAIT]
     assert waits[0].seconds > LATE_S / 2 > waits[1].seconds
 
@@ -140,14 +140,14 @@ print(torch.vmap(lambda x: x + 1)(torch.ones(2)).tolist())
 def test_all_is_as_it_is_without_us(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
-    with_probe = launch(BEGIN + SAME, tmp_path, warm_jobs)
-    without = launch(BEGIN + SAME, tmp_path, bare_jobs)
+    with_probe = launch_ranks(BEGIN + SAME, tmp_path, warm_jobs)
+    without = launch_ranks(BEGIN + SAME, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
     assert with_probe.returncodes == [0, 0], with_probe.stderr
     assert with_probe.stdout == without.stdout
     assert with_probe.stderr == without.stderr
     for ring in with_probe.rings:
-        matched = operations(ring)
+        matched = list_operations(ring)
         # Numbers agree between ranks and none is left out; autograd and DTensor are seen too.
         issued = [o.number for o in matched if o.form != WAIT]
         assert issued == list(range(len(issued)))
@@ -171,11 +171,11 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("backend", longer("aot_eager", "eager"))
+@pytest.mark.parametrize("backend", select_long_values("aot_eager", "eager"))
 def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: str) -> None:
     code = BEGIN + COMPILED.replace("BACKEND", backend)
-    with_probe = launch(code, tmp_path, install(tmp_path / "run"))
-    without = launch(code, tmp_path, None)
+    with_probe = launch_ranks(code, tmp_path, install_probe(tmp_path / "run"))
+    without = launch_ranks(code, tmp_path, None)
     assert without.returncodes == [0, 0], without.stderr
     assert (with_probe.returncodes, with_probe.stdout) == ([0, 0], without.stdout)
     for ring in with_probe.rings:
@@ -186,7 +186,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
     "where",
     [
         "functional_collectives._record_wait",
-        *longer(
+        *select_long_values(
             "process_groups.find_group",
             "functional_collectives._get_data_address",
             "functional_collectives.ring.emit",
@@ -205,6 +205,6 @@ for _ in range(3): out = funcol.all_reduce(torch.ones(1), "sum", world).tolist()
 import _clusterprof_probe
 print(out, _clusterprof_probe.on)
 """
-    job = launch(BEGIN + code, tmp_path, warm_jobs)
+    job = launch_ranks(BEGIN + code, tmp_path, warm_jobs)
     assert (job.returncodes, job.stderr) == ([0, 0], [b"", b""])
     assert job.stdout == 2 * [b"[2.0] False\n"]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.frameworks import COMPILE, both_ways, hooked, needs
+from tests.support.frameworks import (
+    COMPILE,
+    list_hooked_modules,
+    require_modules,
+    run_with_and_without_probe,
+)
 
-needs("jax")
+require_modules("jax")
 
 CODE = """
 import jax, jax.numpy as jnp
@@ -26,8 +31,8 @@ for name, x in (("new", ready[0]), ("same", ready[0]), ("shape", ready[1])):
 
 
 def test_compilations(tmp_path: Path) -> None:
-    (ring,) = both_ways(CODE, tmp_path)
-    assert "jax._src.monitoring" in hooked(ring)
+    (ring,) = run_with_and_without_probe(CODE, tmp_path)
+    assert "jax._src.monitoring" in list_hooked_modules(ring)
     kinds = {name: kind for kind, name in ring.names.items()}
     collected = {}
     for name in ("new", "same", "shape"):

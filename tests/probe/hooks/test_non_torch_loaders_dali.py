@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.frameworks import both_ways, hooked, needs, steps_of, trainer_of
-from tests.support.job_python import is_there
-from tests.support.probing import DATA_WAIT
+from tests.support.frameworks import (
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.job_python import has_module
+from tests.support.probe_jobs import DATA_WAIT
 
-needs("nvidia.dali")
+require_modules("nvidia.dali")
 
 CODE = """
 import numpy, torch
@@ -36,10 +42,10 @@ print(net.weight.tolist())
 
 
 def test_pytorch_iterator(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(CODE, tmp_path))
-    assert "nvidia.dali.plugin.pytorch" in hooked(ring)
+    ring = find_trainer_ring(run_with_and_without_probe(CODE, tmp_path))
+    assert "nvidia.dali.plugin.pytorch" in list_hooked_modules(ring)
     # The first batch is taken when the iterator is made, and handed over once.
-    assert steps_of(ring) == 3 * [(0, 4, -1)]
+    assert list_steps(ring) == 3 * [(0, 4, -1)]
     assert len(ring.of(DATA_WAIT)) == 4
 
 
@@ -62,10 +68,10 @@ for batch in DALIGenericIterator(rows(), ["x"], size=12):
 """
 
 
-@pytest.mark.skipif(not is_there("jax"), reason="needs jax: make test-frameworks")
+@pytest.mark.skipif(not has_module("jax"), reason="needs jax: make test-frameworks")
 def test_jax_iterator(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(JAX, tmp_path, JAX_PLATFORMS="cpu"))
-    assert "nvidia.dali.plugin.jax.iterator" in hooked(ring)
+    ring = find_trainer_ring(run_with_and_without_probe(JAX, tmp_path, JAX_PLATFORMS="cpu"))
+    assert "nvidia.dali.plugin.jax.iterator" in list_hooked_modules(ring)
     # How much an array of JAX holds is not asked for.
-    assert steps_of(ring) == 3 * [(1, -1, -1)]
+    assert list_steps(ring) == 3 * [(1, -1, -1)]
     assert len(ring.of(DATA_WAIT)) == 4

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.frameworks import both_ways, hooked, needs, steps_of, trainer_of
-from tests.support.probing import DATA_WAIT
+from tests.support.frameworks import (
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.probe_jobs import DATA_WAIT
 
-needs("spdl")
+require_modules("spdl")
 
 CODE = """
 import sys, time, warnings
@@ -33,9 +39,9 @@ print(net.weight.tolist())
 
 
 def test_pipeline(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(CODE, tmp_path))
-    assert "spdl.pipeline._pipeline" in hooked(ring)
-    assert steps_of(ring) == 5 * [(0, 4, -1)]
+    ring = find_trainer_ring(run_with_and_without_probe(CODE, tmp_path))
+    assert "spdl.pipeline._pipeline" in list_hooked_modules(ring)
+    assert list_steps(ring) == 5 * [(0, 4, -1)]
     waits = ring.of(DATA_WAIT)
     # Which thread made a batch, and how many work at it, is not known.
     assert [(wait.a, wait.b, wait.c, wait.d) for wait in waits] == 5 * [(-1, -1, -1, -1)]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.frameworks import both_ways, hooked, needs
-from tests.support.probing import DATA_WAIT
+from tests.support.frameworks import (
+    list_hooked_modules,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.probe_jobs import DATA_WAIT
 
-needs("tensorflow")
+require_modules("tensorflow")
 
 CODE = """
 import time
@@ -24,8 +28,10 @@ print([batch.tolist() for batch in dataset.as_numpy_iterator()])
 
 
 def test_dataset(tmp_path: Path) -> None:
-    (ring,) = both_ways(CODE, tmp_path, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
-    assert "tensorflow.python.data.ops.iterator_ops" in hooked(ring)
+    (ring,) = run_with_and_without_probe(
+        CODE, tmp_path, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""
+    )
+    assert "tensorflow.python.data.ops.iterator_ops" in list_hooked_modules(ring)
     waits = ring.of(DATA_WAIT)
     assert [(wait.a, wait.b, wait.c, wait.d) for wait in waits] == 8 * [(-1, -1, -1, -1)]
     # Two rows of 20 ms each, and nothing is made ahead.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.job_python import needs_torch
-from tests.support.probing import STEP
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import STEP
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch("2.0", "hooks of all optimizers are new in 2.0")
+require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
 STEP_COUNTER = 27
 

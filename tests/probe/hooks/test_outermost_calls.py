@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.frameworks import EVAL
-from tests.support.job_python import needs_torch
-from tests.support.probing import DATA_WAIT, STEP, install, recorded
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import DATA_WAIT, STEP, install_probe, record_code
 
-needs_torch("2.0", "hooks of all optimizers are new in 2.0")
+require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
 
 LOOP = """
@@ -76,7 +76,7 @@ for batch in rows:  # the wait for the first batch is one of training
     ],
 )
 def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None:
-    (ring,) = recorded(LOOP + rest, install(tmp_path / "run"))
+    (ring,) = record_code(LOOP + rest, install_probe(tmp_path / "run"))
     evaluations, steps = ring.of(EVAL), ring.of(STEP)
     assert len(evaluations) == count
     for evaluation in evaluations:
@@ -89,7 +89,7 @@ def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None
 
 
 def test_evaluation_ends_where_the_loop_asks_for_a_batch(tmp_path: Path) -> None:
-    (ring,) = recorded(LOOP + LATE, install(tmp_path / "run"))
+    (ring,) = record_code(LOOP + LATE, install_probe(tmp_path / "run"))
     (evaluation,) = ring.of(EVAL)
     waits = ring.of(DATA_WAIT)
     assert len(waits) == 4  # two batches each, the end of the data is none

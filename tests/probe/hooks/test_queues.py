@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_python
-from tests.support.job_python import needs_torch
-from tests.support.probing import DATA_WAIT, STEP, Ring, Span, install, run, seen
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import (
+    DATA_WAIT,
+    STEP,
+    Ring,
+    Span,
+    collect_output,
+    install_probe,
+    run_python,
+)
 from tests.support.warm_jobs import WarmJobs
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 # Ten steps. Each batch takes 20 ms to make, and each step hardly any time: the loop waits.
@@ -197,12 +205,16 @@ def test_a_process_without_steps_waits_for_no_batches(
     assert [wait.a for wait in ring.of(DATA_WAIT)] == [0, 1, 2]  # of its loader
 
 
-@pytest.mark.skipif(job_python.version() < (3, 11), reason="Python 3.10 re-raises with our frame")
+@pytest.mark.skipif(
+    job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
+)
 def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE + QUEUE + "source.get(timeout=0.01)\n")
-    run_dir = install(tmp_path / "run")
-    with_probe = run("train.py", run_dir=run_dir, cwd=tmp_path)
-    assert seen(with_probe) == seen(run("train.py", run_dir=None, cwd=tmp_path))
+    run_dir = install_probe(tmp_path / "run")
+    with_probe = run_python("train.py", run_dir=run_dir, cwd=tmp_path)
+    assert collect_output(with_probe) == collect_output(
+        run_python("train.py", run_dir=None, cwd=tmp_path)
+    )
     assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py
 
 

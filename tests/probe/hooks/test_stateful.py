@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.frameworks import both_ways, hooked, needs, steps_of, trainer_of
-from tests.support.probing import DATA_WAIT, FETCH, LOADER_START, WORKER_START
+from tests.support.frameworks import (
+    find_trainer_ring,
+    list_hooked_modules,
+    list_steps,
+    require_modules,
+    run_with_and_without_probe,
+)
+from tests.support.probe_jobs import DATA_WAIT, FETCH, LOADER_START, WORKER_START
 
-needs("torchdata")
+require_modules("torchdata")
 
 CODE = """
 import sys, warnings
@@ -34,9 +40,11 @@ if __name__ == "__main__":
 
 
 def test_without_workers(tmp_path: Path) -> None:
-    ring = trainer_of(both_ways(CODE.replace("OPTIONS", "num_workers=0"), tmp_path))
-    assert "torchdata.stateful_dataloader.stateful_dataloader" in hooked(ring)
-    assert steps_of(ring) == 3 * [(0, 4, -1)]
+    ring = find_trainer_ring(
+        run_with_and_without_probe(CODE.replace("OPTIONS", "num_workers=0"), tmp_path)
+    )
+    assert "torchdata.stateful_dataloader.stateful_dataloader" in list_hooked_modules(ring)
+    assert list_steps(ring) == 3 * [(0, 4, -1)]
     waits = [(w.a, w.b, w.c, w.d) for w in ring.of(DATA_WAIT)]
     assert waits == [(0, 0, 0, 1), (1, 0, 0, 0), (2, 0, 0, 0)]
     assert [f.a for f in ring.of(FETCH)] == [4, 4, 4]
@@ -46,9 +54,9 @@ def test_without_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers(tmp_path: Path, context: str) -> None:
     options = f"num_workers=2, multiprocessing_context={context!r}"
-    rings = both_ways(CODE.replace("OPTIONS", options), tmp_path)
-    main = trainer_of(rings)
-    assert steps_of(main) == 3 * [(0, 4, -1)]
+    rings = run_with_and_without_probe(CODE.replace("OPTIONS", options), tmp_path)
+    main = find_trainer_ring(rings)
+    assert list_steps(main) == 3 * [(0, 4, -1)]
     workers = {ring.of(WORKER_START)[0].a: ring for ring in rings if ring is not main}
     assert sorted(workers) == [0, 1]
     assert [(w.a, w.b, w.c) for w in main.of(DATA_WAIT) if w.a >= 0] == [

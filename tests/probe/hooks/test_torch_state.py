@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterprof.probe import layout
-from tests.support.job_python import needs_torch
-from tests.support.probing import install, recorded
+from tests.support.job_python import require_torch
+from tests.support.probe_jobs import install_probe, record_code
 
-needs_torch("2.0", "hooks of all optimizers are new in 2.0")
+require_torch("2.0", "hooks of all optimizers are new in 2.0")
 pytestmark = pytest.mark.torch
 
 START = """
@@ -33,7 +33,7 @@ step()
 def read_modes(tmp_path: Path, code: str, **variables: str) -> list[int]:
     variables |= {"KINETO_LOG_LEVEL": "6"}  # PyTorch's profiler prints when it starts
     tmp_path.mkdir(exist_ok=True)
-    (ring,) = recorded(START + code, install(tmp_path / "run"), **variables)
+    (ring,) = record_code(START + code, install_probe(tmp_path / "run"), **variables)
     assert ring.switched_off == 0
     return [record.a for record in ring.of(layout.DEBUG_MODES)]
 

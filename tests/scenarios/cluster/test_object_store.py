@@ -16,8 +16,8 @@ from clusterprof.trace import remote
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.remote import RemotePath, resolve_path
 from tests.support.dask_cluster import run_cluster
-from tests.support.recordings import write
-from tests.support.waiting_jobs import job
+from tests.support.recordings import write_recording
+from tests.support.waiting_jobs import make_scripts
 
 pytest.importorskip("s3fs", reason="needs s3fs")
 moto_server = pytest.importorskip("moto.server", reason="needs moto[server]")
@@ -28,8 +28,8 @@ BUCKET = "recordings"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("local") / "run"
-    for number, script in enumerate(job((0.2, 0.3), (0.0, 0.3))):
-        write(script, path / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.2, 0.3), (0.0, 0.3))):
+        write_recording(script, path / f"node-{number}")
     return path
 
 

@@ -22,8 +22,8 @@ from clusterprof.cli.app import main
 from clusterprof.errors import NoRecording
 from clusterprof.output.renderers.json import Json
 from tests.support.dask_cluster import DaskCluster
-from tests.support.recordings import write
-from tests.support.waiting_jobs import job
+from tests.support.recordings import write_recording
+from tests.support.waiting_jobs import make_scripts
 
 pytest.importorskip("distributed", reason="needs distributed: pip install 'clusterprof[dask]'")
 
@@ -111,9 +111,9 @@ def nodes(network: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     path = tmp_path_factory.mktemp("own-disks")
     disks, seen = path / "disks", path / "seen"
     seen.mkdir()
-    for number, script in enumerate(job((0.2, 0.3), (0.0, 0.3), (0.1, 0.3))):
-        write(script, disks / "all" / f"node-{number}")
-        write(script, disks / str(number) / f"node-{number}")
+    for number, script in enumerate(make_scripts((0.2, 0.3), (0.0, 0.3), (0.1, 0.3))):
+        write_recording(script, disks / "all" / f"node-{number}")
+        write_recording(script, disks / str(number) / f"node-{number}")
     separate = SeparateNodes(DaskCluster(path, host=f"{NETWORK}.1"), seen, disks)
     try:
         separate.cluster.start_scheduler()

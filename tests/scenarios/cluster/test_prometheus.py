@@ -24,13 +24,13 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.demo.run import choose_temporary_folder
 from clusterprof.report.model import UNATTRIBUTED, Report
-from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.cable import Cable, build_cable
 from clusterprof_lab.real.faults import disks
 from clusterprof_lab.real.faults.base import Place
-from clusterprof_lab.real.job import SCRIPT, environment, wait_for_recorder
-from clusterprof_lab.real.node import Node, address_of, why_not_here
+from clusterprof_lab.real.job import SCRIPT, make_environment, wait_for_recorder
+from clusterprof_lab.real.node import Node, get_address, why_not_here
 from tests.support.dashboards import load_dashboard
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 from tests.support.manual_pages import ROOT
 from tests.support.prometheus import WHY_NOT, Prometheus
 from tests.support.recording_runs import wait_until
@@ -115,8 +115,8 @@ def slow_loading(node: Node, folder: Path) -> Iterator[list[str]]:
         yield ["--decode-ms", str(SLOW_MS)]
         return
     place = Place(node, folder, np.random.default_rng(0), share=0.5, step_ns=60_000_000)
-    with disks.disk(place, "slow-disk", DISK_BYTES) as disk:
-        data = disk.put("records", DISK_BYTES, place)
+    with disks.mount_disk(place, "slow-disk", DISK_BYTES) as disk:
+        data = disk.write_data("records", DISK_BYTES, place)
         disk.limit("read", DISK_BYTES_PER_SECOND)
         options = [("data", str(data)), ("reads", "1"), ("read-bytes", str(READ_BYTES))]
         yield [word for name, value in options for word in (f"--{name}", value)]
@@ -127,7 +127,7 @@ def start_job(
 ) -> list[subprocess.Popen[Any]]:
     profile = tmp_path / "site.yaml"
     profile.write_text('extends: default\nmetrics: {to: ["0.0.0.0:9640"], interval_s: 3}\n')
-    env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
+    env = {**make_environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
     runs = []
     for node, own in zip(nodes, ([], slow)):
         command = [
@@ -144,7 +144,7 @@ def start_job(
 
 
 def start_collect(node: Node, out: Path) -> subprocess.Popen[Any]:
-    env = {**environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
+    env = {**make_environment(), "PYTHONPATH": str(ROOT), "CLUSTERPROF_METRICS_TOKEN": TOKEN}
     return node.start(
         *(sys.executable, "-m", "clusterprof", "collect", str(out), "--metrics", "9641"),
         *("--metrics", "otlp:http://127.0.0.1:4318", "--interval", "6s", "--linger", "12s"),
@@ -180,14 +180,14 @@ def shared_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def run(shared_path: Path) -> Iterator[Run]:
-    needs_torch()
+    require_torch()
     tmp_path = shared_path
     result, received = Run(tmp_path / "run"), tmp_path / "received"
-    targets = {"nodes": ["127.0.0.1:9640", f"{address_of(1)}:9640"], "collect": ["127.0.0.1:9641"]}
+    targets = {"nodes": ["127.0.0.1:9640", f"{get_address(1)}:9640"], "collect": ["127.0.0.1:9641"]}
     with (
         Node(0, NAMES) as first,
         Node(1, NAMES) as second,
-        Cable(build(tmp_path), [first, second]),
+        Cable(build_cable(tmp_path), [first, second]),
         slow_loading(second, tmp_path) as slow,
     ):
         prometheus = Prometheus(first, tmp_path, targets, TOKEN, read_rules())
@@ -221,7 +221,7 @@ def answer_of(run: Run, *words: str) -> list[tuple[dict[str, str], float]]:
 
 
 def test_all_three_are_scraped_with_their_token(run: Run) -> None:
-    assert run.up == {"127.0.0.1:9640": 1, f"{address_of(1)}:9640": 1, "127.0.0.1:9641": 1}
+    assert run.up == {"127.0.0.1:9640": 1, f"{get_address(1)}:9640": 1, "127.0.0.1:9641": 1}
 
 
 def test_the_culprit_and_its_cause_are_in_the_answers(run: Run) -> None:

@@ -16,10 +16,10 @@ from tests.support.synthetic.run_slices import (
     blame_job,
     list_all_results,
     make_entries,
-    plan,
+    plan_job_slices,
     sample_all_cuts,
 )
-from tests.support.synthetic.scenarios import any_fault
+from tests.support.synthetic.scenarios import draw_fault
 
 pytest.importorskip("distributed", reason="needs distributed: pip install 'clusterprof[dask]'")
 
@@ -42,12 +42,12 @@ def store_blocks(entries: list[RankEntry], sinks: dict[int, bytearray]) -> list[
 
 
 def test_blame_on_the_workers_is_that_of_one_process(tmp_path: Path) -> None:
-    job = any_fault("data parallel", 8, 5, 300, decoy=True)
+    job = draw_fault("data parallel", 8, 5, 300, decoy=True)
     with sample_all_cuts():
         entries = make_entries(job, 16)
-    expected, left_out = blame_job(plan(entries, 60), 8)
+    expected, left_out = blame_job(plan_job_slices(entries, 60), 8)
     sinks: dict[int, bytearray] = {}
-    jobs = plan(store_blocks(entries, sinks), 60)
+    jobs = plan_job_slices(store_blocks(entries, sinks), 60)
     assert len(jobs[0].spans) > 2 and len(sinks) == 4
     from distributed import Client
 

@@ -18,8 +18,8 @@ from clusterprof.errors import ClusterFailed, NoRecording, UsageError
 from clusterprof.output.renderers.json import Json
 from clusterprof.report.model import Report
 from tests.support.dask_cluster import DaskCluster, run_cluster
-from tests.support.recordings import write
-from tests.support.waiting_jobs import job
+from tests.support.recordings import write_recording
+from tests.support.waiting_jobs import make_scripts
 
 pytest.importorskip("distributed", reason="needs distributed: pip install 'clusterprof[dask]'")
 
@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of six nodes, a rank each; the first three wait for storage longer."""
     path = tmp_path_factory.mktemp("shared") / "run"
     rows = [(0.2 if number < 3 else 0.0, 0.3) for number in range(NODES)]
-    for number, script in enumerate(job(*rows)):
-        write(script, path / f"node-{number}")
+    for number, script in enumerate(make_scripts(*rows)):
+        write_recording(script, path / f"node-{number}")
     return path
 
 

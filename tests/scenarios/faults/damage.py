@@ -26,7 +26,13 @@ from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 from clusterprof.trace.segments import format_segment_name
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.fuzz.forge import MUTATIONS, read_raw_frames, write_raw_frames
-from tests.support.trace_samples import boundaries, read_frames, second, simple_records, write
+from tests.support.trace_samples import (
+    find_frame_boundaries,
+    make_second,
+    make_simple_records,
+    read_frames,
+    write_recording,
+)
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 SOURCES = ("v1", "dlrm-8rank", "h200/sleep")
@@ -212,10 +218,10 @@ def _write_sample() -> tuple[bytes, tuple[int, ...], int]:
 
     with tempfile.TemporaryDirectory() as name:
         node = Path(name) / "node"
-        write(node, [simple_records(), *(second(n) for n in range(60))])
+        write_recording(node, [make_simple_records(), *(make_second(n) for n in range(60))])
         data = (node / "000001.cpf").read_bytes()
         frames, _ = read_frames(node)
-    return data, tuple(boundaries(data)), len(frames)
+    return data, tuple(find_frame_boundaries(data)), len(frames)
 
 
 def flip_bits(folder: Path, number: int) -> Trial:

@@ -20,8 +20,8 @@ from tests.scenarios.faults.rig import (
     simulate_driver,
     wait_until_gone,
 )
-from tests.support.nvml.simulated import uuid
-from tests.support.recording_runs import events_of, is_alive, wait_until
+from tests.support.nvml.simulated import make_uuid
+from tests.support.recording_runs import is_alive, list_events, wait_until
 
 TROUBLE_S = 2.5
 TICK_NS = 100_000_000
@@ -80,7 +80,7 @@ def _disturb(folder: Path, number: int, line: str, event: str) -> Trial:
         ended_ns = time.monotonic_ns()
         assert is_alive(agent)
         if event:
-            wait_until(lambda: events_of(job.out, event))
+            wait_until(lambda: list_events(job.out, event))
         helpers = list_children(agent)
         assert len(helpers) <= 2, f"{len(helpers)} helpers"
         job.end()
@@ -92,10 +92,10 @@ def _disturb(folder: Path, number: int, line: str, event: str) -> Trial:
     ticks = (ended_ns - began_ns) / TICK_NS
     cpu = [t for t in list_times(records) if began_ns <= t <= ended_ns]
     assert len(cpu) >= ticks / 3, f"{len(cpu)} of {ticks:.0f} samples of the CPUs"
-    healthy = [t for t in list_device_times(records, uuid(1)) if began_ns <= t <= ended_ns]
+    healthy = [t for t in list_device_times(records, make_uuid(1)) if began_ns <= t <= ended_ns]
     assert len(healthy) >= ticks / 3, f"{len(healthy)} of {ticks:.0f} samples of the other GPU"
     if not event:  # each call failed at once, and its error is the reason
-        gaps = [r for r in records if isinstance(r, Gap) and r.device == uuid(0)]
+        gaps = [r for r in records if isinstance(r, Gap) and r.device == make_uuid(0)]
         assert gaps and not any("no answer for" in gap.message for gap in gaps), gaps[:2]
     lost_percent = 100 * max(0.0, 1 - len(set(healthy)) / ticks)
     return Trial(round(lost_percent, 1), facts={"recorder gone after, s": round(gone_s, 2)})

@@ -22,7 +22,7 @@ from tests.scenarios.faults.rig import (
     read_recording,
     wait_until_gone,
 )
-from tests.support.recording_runs import is_alive, run_dir_of, wait_until
+from tests.support.recording_runs import get_run_dir, is_alive, wait_until
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG)
 CALLS = ("write", "open", "ftruncate", "statvfs", "close", "write")
@@ -258,7 +258,7 @@ def remove_run_dir(folder: Path, number: int) -> Trial:
         job.wait_for_rings()
         agent = job.find_recorder()
         time.sleep((number % 10) / 10)
-        subprocess.run(["rm", "-rf", str(run_dir_of(job.job))], check=True)
+        subprocess.run(["rm", "-rf", str(get_run_dir(job.job))], check=True)
         steps = job.steps
         job.wait_for_steps(steps + 600)  # a gap is written with the next batch, a second later
         job.end()

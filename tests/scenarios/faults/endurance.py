@@ -13,7 +13,7 @@ from clusterprof.trace.writer import RecordingWriter
 from tests.scenarios.faults.model import Fault, NotPossible, Trial
 from tests.scenarios.faults.rig import RecordedJob, read_recording, wait_until_gone
 from tests.support.recording_runs import PYTHON
-from tests.support.trace_samples import HEADER, SECOND_NS, HandClock, second
+from tests.support.trace_samples import HEADER, SECOND_NS, ManualClock, make_second
 
 DAY_S = 86_400
 CAP_BYTES = 8 << 20
@@ -47,7 +47,7 @@ sys.exit(7)
 
 def write_a_day(folder: Path, number: int) -> Trial:
     """Write a day of seconds with the real writer; memory stays, the folder keeps its limit."""
-    clock = HandClock()
+    clock = ManualClock()
     writer = RecordingWriter(
         folder / "node",
         HEADER,
@@ -56,7 +56,7 @@ def write_a_day(folder: Path, number: int) -> Trial:
         max_bytes=CAP_BYTES,
         segment_bytes=1 << 20,
     )
-    batches = [second(n) for n in range(64)]
+    batches = [make_second(n) for n in range(64)]
     memory: list[int] = []
     descriptors: list[int] = []
     largest = 0

@@ -23,9 +23,9 @@ from tests.scenarios.faults.rig import (
     simulate_driver,
     wait_until_gone,
 )
-from tests.support.killed_jobs import Nursery, delay_ns, lost_ns
-from tests.support.nvml.simulated import uuid
-from tests.support.recording_runs import events_of, is_alive, own_job, wait_until
+from tests.support.killed_jobs import RecordedJobs, measure_lost_ns, read_cpu_delay_ns
+from tests.support.nvml.simulated import make_uuid
+from tests.support.recording_runs import is_alive, list_events, make_job_id, wait_until
 
 MAX_RUN_S = 2.0
 LONG_FREEZE_S = 7.0
@@ -72,7 +72,7 @@ sys.exit(7)
 
 def _check_loss(records: list[Record], killed_ns: int, delayed_ns: int) -> Trial:
     """Return how much was lost before a kill; time without a CPU does not count."""
-    lost_s = (lost_ns(records, killed_ns) - delayed_ns) / 1e9
+    lost_s = (measure_lost_ns(records, killed_ns) - delayed_ns) / 1e9
     assert lost_s <= LOST_AT_MOST_S, f"{lost_s:.2f} s were lost"
     return Trial(max(lost_s, 0.0))
 
@@ -82,9 +82,9 @@ def kill_recorder(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        before_ns = delay_ns(agent)
+        before_ns = read_cpu_delay_ns(agent)
         time.sleep(draw_pause(number, 0, MAX_RUN_S))
-        killed_ns, delayed_ns = time.monotonic_ns(), delay_ns(agent) - before_ns
+        killed_ns, delayed_ns = time.monotonic_ns(), read_cpu_delay_ns(agent) - before_ns
         os.kill(agent, signal.SIGKILL)
         steps = job.steps
         job.wait_for_steps(steps + 50)
@@ -99,9 +99,9 @@ def kill_both(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        before_ns = delay_ns(agent)
+        before_ns = read_cpu_delay_ns(agent)
         time.sleep(draw_pause(number, 0, MAX_RUN_S))
-        killed_ns, delayed_ns = time.monotonic_ns(), delay_ns(agent) - before_ns
+        killed_ns, delayed_ns = time.monotonic_ns(), read_cpu_delay_ns(agent) - before_ns
         os.kill(job.process.pid, signal.SIGKILL)
         os.kill(agent, signal.SIGKILL)
         wait_until_gone(agent)
@@ -156,19 +156,21 @@ def kill_helper(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number, **own) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        wait_until(lambda: list_device_times(read_recording(job.out)[0], uuid(0)))
+        wait_until(lambda: list_device_times(read_recording(job.out)[0], make_uuid(0)))
         time.sleep(draw_pause(number, 0, 1.0))
         (helper,) = list_children(agent)
         killed_ns = time.monotonic_ns()
         os.kill(helper, signal.SIGKILL)
-        wait_until(lambda: events_of(job.out, "helper-died"))
-        wait_until(lambda: max(list_device_times(read_recording(job.out)[0], uuid(0))) > killed_ns)
+        wait_until(lambda: list_events(job.out, "helper-died"))
+        wait_until(
+            lambda: max(list_device_times(read_recording(job.out)[0], make_uuid(0))) > killed_ns
+        )
         assert is_alive(agent)
         job.end()
         wait_until_gone(agent)
     records, reader = read_recording(job.out)
     assert reader.damage.damaged_places == 0
-    gpu = list_device_times(records, uuid(0))
+    gpu = list_device_times(records, make_uuid(0))
     before, after = (max(t for t in gpu if t <= killed_ns), min(t for t in gpu if t > killed_ns))
     assert after - before <= MAX_HELPER_GAP_NS, f"{(after - before) / 1e9:.1f} s"
     return Trial(
@@ -229,7 +231,7 @@ def end_recorder(folder: Path, number: int) -> Trial:
         asked_ns = time.monotonic_ns()
         os.kill(agent, (signal.SIGTERM, signal.SIGINT)[number % 2])
         gone_s = wait_until_gone(agent)
-        assert len(events_of(job.out, "recorder-stopped")) == 1
+        assert len(list_events(job.out, "recorder-stopped")) == 1
         steps = job.steps
         job.wait_for_steps(steps + 20)
         job.end()
@@ -242,12 +244,12 @@ def end_recorder(folder: Path, number: int) -> Trial:
 
 def end_in_every_way(folder: Path, number: int) -> Trial:
     """End jobs with every exit code and signal: the status is that of the command alone."""
-    nursery = Nursery()
+    nursery = RecordedJobs()
     try:
         for code in CODES:
             if code < 0 and -code in STOPPING:
                 continue
-            job = own_job(f"end{number}-{code}")
+            job = make_job_id(f"end{number}-{code}")
             words = f"exit {code}" if code >= 0 else f"kill -{-code} $$; exit 0"
             nursery.start(folder / str(code), job, "/bin/sh", "-c", words)
             status = os.waitstatus_to_exitcode(nursery.status(job))

@@ -29,10 +29,10 @@ from tests.scenarios.faults.rig import (
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
+    get_run_dir,
     is_alive,
-    own_job,
-    run_dir_of,
+    make_environment,
+    make_job_id,
     wait_until,
 )
 
@@ -175,18 +175,18 @@ def lose_stderr(folder: Path, number: int) -> Trial:
         ('ulimit -f 2; exec "$@"', "file"),
     )[number % 4]
     compile_package()
-    job = own_job(f"fault{number}")
+    job = make_job_id(f"fault{number}")
     with _open_lost(target, folder) as stderr:
         done = subprocess.run(
             ["/bin/sh", "-c", words, "sh", *command],
-            env=environment(job),
+            env=make_environment(job),
             stdout=subprocess.PIPE,
             stderr=stderr,
             timeout=PATIENCE_S,
             check=False,
         )
     assert (done.returncode, done.stdout) == (7, b"trained\n"), f"{target}: {done}"
-    wait_until(lambda: not run_dir_of(job).exists(), PATIENCE_S)
+    wait_until(lambda: not get_run_dir(job).exists(), PATIENCE_S)
     return Trial()
 
 

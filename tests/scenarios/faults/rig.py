@@ -19,16 +19,16 @@ from pathlib import Path
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Record, Rows, Spans
 from tests.scenarios.faults.model import NotPossible
-from tests.support.nvml.simulated import Scenario, build
-from tests.support.nvml.simulated import environment as nvml_environment
+from tests.support.nvml.simulated import Scenario, build_library
+from tests.support.nvml.simulated import make_environment as nvml_environment
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
+    find_recorder_pid,
+    get_run_dir,
     is_alive,
-    own_job,
-    recorder_pid,
-    run_dir_of,
+    make_environment,
+    make_job_id,
     wait_until,
 )
 
@@ -76,7 +76,7 @@ class RecordedJob:
     ) -> None:
         """Start it. prefix: command before `clusterprof record`. variables: of its environment."""
         self.folder, self.out = folder, folder / "out"
-        self.job = own_job(f"fault{number}")
+        self.job = make_job_id(f"fault{number}")
         self._stop, self._answer, self._page = (
             folder / name for name in ("stop", "answer", "page")
         )
@@ -86,7 +86,7 @@ class RecordedJob:
         self._errors = (folder / "stderr").open("wb")
         self.process = subprocess.Popen(
             [*command, *arguments],
-            env=environment(self.job, **variables),
+            env=make_environment(self.job, **variables),
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
         )
@@ -108,11 +108,11 @@ class RecordedJob:
 
     def wait_for_rings(self) -> None:
         """Wait until the recorder may see spans of the job."""
-        wait_until(lambda: list(run_dir_of(self.job).glob("rings/*.json")), PATIENCE_S)
+        wait_until(lambda: list(get_run_dir(self.job).glob("rings/*.json")), PATIENCE_S)
 
     def find_recorder(self) -> int:
         """Return the pid of the recorder, once it records."""
-        return recorder_pid(self.job)
+        return find_recorder_pid(self.job)
 
     def end(self) -> None:
         """Let the job end, and check that its exit status and result are its own."""
@@ -143,7 +143,7 @@ class RecordedJob:
 
     def _list_recorders(self) -> list[int]:
         with suppress(OSError, ValueError, IndexError):
-            return [int((run_dir_of(self.job) / "agent.pid").read_text().split()[0])]
+            return [int((get_run_dir(self.job) / "agent.pid").read_text().split()[0])]
         return []
 
 
@@ -225,7 +225,7 @@ def build_libraries() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if shutil.which("gcc") is None:
         raise NotPossible("there is no gcc")
-    build(folder)
+    build_library(folder)
     shim = folder / "failing_calls.so"
     command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wno-nonnull"]
     subprocess.run([*command, "-o", str(shim), str(_SHIM_SOURCE), "-ldl"], check=True)

@@ -19,9 +19,9 @@ from tests.scenarios.faults.rig import PATIENCE_S, RecordedJob, list_children, w
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
-    own_job,
-    run_dir_of,
+    get_run_dir,
+    make_environment,
+    make_job_id,
     wait_until,
 )
 
@@ -33,7 +33,7 @@ SECRETS = 60
 def share_node(folder: Path, number: int) -> Trial:
     """Record the same job id as two users; neither sees nor disturbs the other."""
     _require_nobody()
-    job = own_job(f"users{number}")
+    job = make_job_id(f"users{number}")
     theirs = folder / "theirs"
     theirs.mkdir()
     shutil.chown(theirs, NOBODY, NOBODY)
@@ -42,7 +42,7 @@ def share_node(folder: Path, number: int) -> Trial:
     own, other = (_start(folder / "own", job, None), _start(theirs / "out", job, NOBODY))
     try:
         wait_until(lambda: _has_frames(folder / "own") and _has_frames(theirs / "out"), PATIENCE_S)
-        run_dir = run_dir_of(job)
+        run_dir = get_run_dir(job)
         readable = [run_dir, folder / "own"]
         for path in readable:
             script = "import os, sys; os.listdir(sys.argv[1])"
@@ -67,7 +67,7 @@ def share_node(folder: Path, number: int) -> Trial:
 def plant_files(folder: Path, number: int) -> Trial:
     """Let another user plant a folder, a link, a pipe or a file where the run directory will be."""
     _require_nobody()
-    job = own_job(f"planted{number}")
+    job = make_job_id(f"planted{number}")
     path = build_run_dir_path(choose_base(os.environ), read_short_boot_id(Roots()), job)
     victim = folder / "victim"
     victim.mkdir()
@@ -83,7 +83,7 @@ def plant_files(folder: Path, number: int) -> Trial:
     try:
         done = subprocess.run(
             [*RECORD, "-o", str(folder / "out"), "--", "/bin/echo", "trained"],
-            env=environment(job),
+            env=make_environment(job),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -104,15 +104,15 @@ def plant_secrets(folder: Path, number: int) -> Trial:
     variables = {f"API_TOKEN_{at}": secret for at, secret in enumerate(secrets[:40])}
     program = "import sys, time; time.sleep(1.0); sys.exit(7)"
     out = folder / "out"
-    job = own_job(f"secrets{number}")
+    job = make_job_id(f"secrets{number}")
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", program, *secrets[40:]],
-        env=environment(job, **variables),
+        env=make_environment(job, **variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert process.wait(PATIENCE_S) == 7
-    wait_until(lambda: not run_dir_of(job).exists(), PATIENCE_S)
+    wait_until(lambda: not get_run_dir(job).exists(), PATIENCE_S)
     time.sleep(0.3)
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     for words in (("dump",), ("analyze", "--full"), ("analyze", "--json")):
@@ -139,17 +139,17 @@ def redact_recording(folder: Path, number: int) -> Trial:
         "        clusterprof.step()\n"
         "loop()\n"
     )
-    out, job = folder / "out", own_job(f"redact-{word}")
+    out, job = folder / "out", make_job_id(f"redact-{word}")
     variables = {"MASTER_ADDR": f"{word}.example.org", "RANK": "0", "WORLD_SIZE": "1"}
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--redact", "--", PYTHON, str(script)],
-        env={**environment(job, **variables), "PYTHONPATH": str(ROOT)},
+        env={**make_environment(job, **variables), "PYTHONPATH": str(ROOT)},
         cwd=scripts,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert process.wait(PATIENCE_S) == 0
-    wait_until(lambda: not run_dir_of(job).exists(), PATIENCE_S)
+    wait_until(lambda: not get_run_dir(job).exists(), PATIENCE_S)
     time.sleep(0.3)
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     written += b"".join(str(path.relative_to(out)).encode() for path in out.rglob("*"))
@@ -198,7 +198,7 @@ def _start(out: Path, job: str, user: int | None) -> subprocess.Popen[bytes]:
     command = [*RECORD, "-o", str(out), "--", PYTHON, "-c", "import time; time.sleep(4)"]
     return subprocess.Popen(
         command,
-        env=environment(job, HOME="/"),
+        env=make_environment(job, HOME="/"),
         stderr=subprocess.DEVNULL,
         user=user,
         group=user,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.scenarios.faults.model import Fault, NotPossible, Trial
 from tests.scenarios.faults.rig import PATIENCE_S
-from tests.support.recording_runs import PYTHON, environment, own_job
+from tests.support.recording_runs import PYTHON, make_environment, make_job_id
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = 12
@@ -80,7 +80,7 @@ def downgrade(folder: Path, number: int) -> Trial:
 def record_with(tree: Path, folder: Path) -> Path:
     """Record a job with the package in a folder; return the recording."""
     out = folder / "out"
-    job = own_job("version")
+    job = make_job_id("version")
     done = run_version(tree, ("record", "-o", str(out), "--", PYTHON, "-c", JOB), job)
     assert done.returncode == 0, done.stderr[-300:]
     end = time.monotonic() + PATIENCE_S
@@ -99,7 +99,7 @@ def run_version(
     return subprocess.run(
         [sys.executable, "-m", "clusterprof", *words],
         cwd=tree,
-        env={**environment(job), "PYTHONPATH": str(tree), "COLUMNS": "100"},
+        env={**make_environment(job), "PYTHONPATH": str(tree), "COLUMNS": "100"},
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE_S,

@@ -18,7 +18,7 @@ from clusterprof.report.model import (
     Report,
 )
 from tests.scenarios.hostile.strings import HOSTILE
-from tests.support.reports import ALL, S, node, storage_verdict
+from tests.support.reports import ALL, S, make_node, make_storage_report
 
 AT_ONCE = 40
 """Strings that one wide report holds, each in every role."""
@@ -73,11 +73,11 @@ def wide(strings: Sequence[str]) -> Report:
         if at % 4 == 0
     )
     return dataclasses.replace(
-        storage_verdict(),
+        make_storage_report(),
         title=strings[0],
         ranks=ranks,
         findings=findings,
-        nodes=tuple(dataclasses.replace(node(text), key=text) for text in strings),
+        nodes=tuple(dataclasses.replace(make_node(text), key=text) for text in strings),
         window_ns=101 * S * n,
         outside_ns=S * n,
         in_step_ns=100 * S * n,

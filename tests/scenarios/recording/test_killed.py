@@ -19,20 +19,20 @@ from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Spans
 from tests.support.killed_jobs import (
     TRAINER,
-    Nursery,
-    delay_ns,
-    lost_ns,
+    RecordedJobs,
+    list_span_ends,
+    measure_lost_ns,
+    read_cpu_delay_ns,
     remove_run_dirs,
-    span_ends,
 )
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
-    own_job,
-    recorder_pid,
-    records_of,
-    run_dir_of,
+    find_recorder_pid,
+    get_run_dir,
+    make_environment,
+    make_job_id,
+    read_records,
     wait_for_end,
     wait_for_recording,
     wait_until,
@@ -44,24 +44,24 @@ AFTER_KILL_S = 0.2
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def nursery() -> Iterator[RecordedJobs]:
+    made = RecordedJobs()
     yield made
     made.close()
     remove_run_dirs()
 
 
-def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
+def kill_once(nursery: RecordedJobs, folder: Path, number: int) -> int:
     """Record a job, kill its recorder at a random moment, end the job; return what was lost."""
     folder.mkdir()
     out, stop, printed = folder / "out", folder / "stop", folder / "said"
-    job = own_job(f"kill{number}")
+    job = make_job_id(f"kill{number}")
     nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
-    agent = recorder_pid(job)
-    wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
-    before_ns = delay_ns(agent)
+    agent = find_recorder_pid(job)
+    wait_until(lambda: list(get_run_dir(job).glob("rings/*.json")))  # it trains
+    before_ns = read_cpu_delay_ns(agent)
     time.sleep(random.Random(number).uniform(0, 2.0))
-    killed_ns, delayed_ns = time.monotonic_ns(), delay_ns(agent) - before_ns
+    killed_ns, delayed_ns = time.monotonic_ns(), read_cpu_delay_ns(agent) - before_ns
     os.kill(agent, signal.SIGKILL)
     time.sleep(AFTER_KILL_S)
     stop.touch()
@@ -70,11 +70,11 @@ def kill_once(nursery: Nursery, folder: Path, number: int) -> int:
     reader = NodeReader(list_node_folders(out)[0])
     records = list(reader)  # opens, every time
     assert reader.damage.damaged_places == 0
-    return lost_ns(records, killed_ns) - delayed_ns
+    return measure_lost_ns(records, killed_ns) - delayed_ns
 
 
 def test_a_killed_recorder_leaves_a_readable_recording_and_an_unharmed_job(
-    nursery: Nursery, tmp_path: Path
+    nursery: RecordedJobs, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         lost = list(threads.map(lambda n: kill_once(nursery, tmp_path / str(n), n), range(8)))
@@ -84,7 +84,7 @@ def test_a_killed_recorder_leaves_a_readable_recording_and_an_unharmed_job(
 @pytest.mark.accept
 @pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_a_killed_recorder_loses_at_most_a_second(
-    nursery: Nursery, tmp_path: Path, runs: int
+    nursery: RecordedJobs, tmp_path: Path, runs: int
 ) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         lost = list(threads.map(lambda n: kill_once(nursery, tmp_path / str(n), n), range(runs)))
@@ -93,8 +93,8 @@ def test_a_killed_recorder_loses_at_most_a_second(
     assert max(lost) <= LOST_AT_MOST_NS
 
 
-def test_a_killed_job_keeps_its_last_spans(nursery: Nursery, tmp_path: Path) -> None:
-    out, job = tmp_path / "out", own_job("dies")
+def test_a_killed_job_keeps_its_last_spans(nursery: RecordedJobs, tmp_path: Path) -> None:
+    out, job = tmp_path / "out", make_job_id("dies")
     program = textwrap.dedent("""
         import os, signal, time
         import _clusterprof_probe as probe
@@ -112,22 +112,22 @@ def test_a_killed_job_keeps_its_last_spans(nursery: Nursery, tmp_path: Path) -> 
     nursery.start(out, job, PYTHON, str(script))
     assert nursery.status(job) == signal.SIGKILL
     wait_for_end(out)
-    spans = [record for record in records_of(out) if isinstance(record, Spans)]
+    spans = [record for record in read_records(out) if isinstance(record, Spans)]
     kinds = [kind for span in spans for kind in span.columns["kind"]]
     assert kinds.count(layout.FIRST_USER_KIND + 1) == 5
     assert spans[-1].names[layout.FIRST_USER_KIND + 1] == "last"
 
 
-def test_a_stopped_recorder_does_not_stop_the_job(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_stopped_recorder_does_not_stop_the_job(nursery: RecordedJobs, tmp_path: Path) -> None:
     out, stop, printed, job = (
         tmp_path / "out",
         tmp_path / "stop",
         tmp_path / "said",
-        own_job("stop"),
+        make_job_id("stop"),
     )
     nursery.start(out, job, PYTHON, "-c", TRAINER, str(stop), str(printed))
-    agent = recorder_pid(job)
-    wait_until(lambda: list(run_dir_of(job).glob("rings/*.json")))  # it trains
+    agent = find_recorder_pid(job)
+    wait_until(lambda: list(get_run_dir(job).glob("rings/*.json")))  # it trains
     time.sleep(0.3)
     os.kill(agent, signal.SIGSTOP)
     time.sleep(0.5)
@@ -136,15 +136,17 @@ def test_a_stopped_recorder_does_not_stop_the_job(nursery: Nursery, tmp_path: Pa
     os.kill(agent, signal.SIGCONT)
     wait_for_end(out)
     steps = int(printed.read_text().split()[0])
-    assert len(span_ends(records_of(out))) >= steps  # 250 in half a second: the ring held them
+    assert (
+        len(list_span_ends(read_records(out))) >= steps
+    )  # 250 in half a second: the ring held them
 
 
 def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
-    job = own_job("again")
-    out, env = tmp_path / "out", environment(job)
+    job = make_job_id("again")
+    out, env = tmp_path / "out", make_environment(job)
     first = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=env)
     wait_for_recording(out)
-    os.kill(recorder_pid(job), signal.SIGKILL)
+    os.kill(find_recorder_pid(job), signal.SIGKILL)
     subprocess.run([*RECORD, "-o", str(out), "--", "/bin/true"], env=env, check=True)
     # A process that ends before a recorder knows it is not that recorder's to report.
     wait_until(lambda: first.pid in _pids_of_events(out, "process-registered", recorders=2))
@@ -152,7 +154,7 @@ def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
     first.wait()
     # The run directory goes before the last frames are written.
     wait_until(lambda: first.pid in _pids_of_events(out, "process-exited", recorders=2))
-    wait_until(lambda: not run_dir_of(job).exists())
+    wait_until(lambda: not get_run_dir(job).exists())
     assert len(list_node_folders(out)) == 2  # one for each recorder
 
 

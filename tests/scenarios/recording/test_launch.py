@@ -15,14 +15,14 @@ from clusterprof.trace.schema import Clock, Columns, Header, Rows
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
-    events_of,
+    find_recorder_pid,
+    get_run_dir,
     is_alive,
-    own_job,
+    list_events,
+    make_environment,
+    make_job_id,
+    read_records,
     record,
-    recorder_pid,
-    records_of,
-    run_dir_of,
     run_launcher,
     wait_for_end,
     wait_for_recording,
@@ -32,9 +32,9 @@ from tests.support.recording_runs import (
 
 @pytest.fixture
 def job() -> Iterator[str]:
-    name = own_job("launch")
+    name = make_job_id("launch")
     yield name
-    wait_until(lambda: not run_dir_of(name).exists())  # every recorder left, and tidied up
+    wait_until(lambda: not get_run_dir(name).exists())  # every recorder left, and tidied up
 
 
 def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
@@ -70,15 +70,15 @@ def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
 
 def test_exit_codes_of_the_whole_command(tmp_path: Path) -> None:
     for code in (0, 1, 7, 255):
-        done = record(tmp_path / str(code), "/bin/sh", "-c", f"exit {code}", env=environment())
+        done = record(tmp_path / str(code), "/bin/sh", "-c", f"exit {code}", env=make_environment())
         assert done.returncode == code
-    killed = record(tmp_path / "killed", "/bin/sh", "-c", "kill -9 $$", env=environment())
+    killed = record(tmp_path / "killed", "/bin/sh", "-c", "kill -9 $$", env=make_environment())
     assert killed.returncode == -9
 
 
 def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = record(out, "/bin/sh", "-c", "cat; echo err >&2", env=environment())
+    done = record(out, "/bin/sh", "-c", "cat; echo err >&2", env=make_environment())
     assert done.stdout == ""
     ours, theirs = done.stderr.splitlines()
     assert ours.startswith(f"clusterprof: recording to {out}; ")
@@ -92,7 +92,7 @@ def test_a_command_runs_where_stderr_cannot_be_written(tmp_path: Path, words: st
     command = ["/bin/sh", "-c", words, "sh", *RECORD, "-o", str(out), "--", "/bin/sh", "-c"]
     done = subprocess.run(
         [*command, "echo trained; exit 7"],
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -107,13 +107,13 @@ def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path,
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", program],
-        env=environment(job),
+        env=make_environment(job),
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid
-    agent = recorder_pid(job)
+    agent = find_recorder_pid(job)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert children == []
     assert os.getsid(agent) not in (os.getsid(process.pid), process.pid)
@@ -123,7 +123,7 @@ def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path,
     process.kill()
     process.wait()
     wait_for_end(out)
-    (exited,) = events_of(out, "process-exited")
+    (exited,) = list_events(out, "process-exited")
     assert exited.attributes["signal"] == signal.SIGKILL
     assert exited.attributes["pid"] == process.pid
     wait_until(lambda: not is_alive(agent))
@@ -133,7 +133,7 @@ def test_no_descriptor_of_ours_is_left_open(tmp_path: Path) -> None:
     program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int))"
     plain = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, check=True)
     done = record(
-        tmp_path / "out", PYTHON, "-c", program, options=("--inject", "off"), env=environment()
+        tmp_path / "out", PYTHON, "-c", program, options=("--inject", "off"), env=make_environment()
     )
     assert done.stdout == plain.stdout
 
@@ -154,7 +154,7 @@ def test_signal_dispositions_and_mask_are_untouched(tmp_path: Path) -> None:
         text=True,
         check=True,
         preexec_fn=ignore_hangup,
-        env=environment(),
+        env=make_environment(),
     )
     ignored = next(line for line in plain.stdout.splitlines() if line.startswith("SigIgn"))
     assert int(ignored.split()[1], 16) & 1  # SIGHUP is signal 1; others may come from our parent
@@ -177,7 +177,7 @@ def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Sig
         """)
     process = subprocess.Popen(
         [*RECORD, "-o", str(tmp_path / "out"), "--", PYTHON, "-c", program],
-        env=environment(job),
+        env=make_environment(job),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -193,8 +193,8 @@ def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Sig
 def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     burn = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
-    record(out, PYTHON, "-c", burn, env=environment(), options=("--inject", "off"))
-    records = records_of(out)
+    record(out, PYTHON, "-c", burn, env=make_environment(), options=("--inject", "off"))
+    records = read_records(out)
     assert isinstance(records[0], Header)
     assert isinstance(records[1], Clock)
     names = {item.collector for item in records if isinstance(item, Columns)}
@@ -215,15 +215,15 @@ def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None
     # 1.2 s at 10 Hz, with the launch before and the end after; a busy machine's misses are counted.
     assert len(cpu) + max(missed) >= 10
     threads = [item for item in records if isinstance(item, Rows) and item.table == "threads"]
-    command = events_of(out, "process-registered")[0].attributes["pid"]
+    command = list_events(out, "process-registered")[0].attributes["pid"]
     assert any(command in thread.columns[thread.names.index("tid")] for thread in threads)
-    (stopped,) = events_of(out, "recorder-stopped")
+    (stopped,) = list_events(out, "recorder-stopped")
     assert stopped.attributes["reason"] == "no process is left"
 
 
 def test_the_first_frame_is_there_before_the_command_starts(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = record(out, "/bin/sh", "-c", f"cat {out}/*/000001.cpf | wc -c", env=environment())
+    done = record(out, "/bin/sh", "-c", f"cat {out}/*/000001.cpf | wc -c", env=make_environment())
     assert int(done.stdout) > 1000
 
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_executed_is_reported_as_a_shell_would(
         [*RECORD, "-o", str(tmp_path / "out"), "--", *command],
         capture_output=True,
         text=True,
-        env=environment(),
+        env=make_environment(),
         check=False,
     )
     assert (done.returncode, done.stderr) == (code, f"clusterprof: {words}\n")
@@ -254,14 +254,14 @@ def test_a_script_without_a_first_line_is_run_by_a_shell(tmp_path: Path) -> None
     script = tmp_path / "script"
     script.write_text("exit 9\n")
     script.chmod(0o755)
-    assert record(tmp_path / "out", str(script), env=environment()).returncode == 9
+    assert record(tmp_path / "out", str(script), env=make_environment()).returncode == 9
 
 
 def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
     command = ["--", "/bin/echo", "trained"]
-    env = environment()
+    env = make_environment()
     done = subprocess.run(
         [*RECORD, "-o", str(file), *command], capture_output=True, text=True, env=env, check=False
     )
@@ -280,15 +280,15 @@ def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -
 
 def test_the_recorder_leaves_within_two_seconds(tmp_path: Path, job: str) -> None:
     process = subprocess.Popen(
-        [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/sleep", "60"], env=environment(job)
+        [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/sleep", "60"], env=make_environment(job)
     )
     wait_for_recording(tmp_path / "out")
-    agent = recorder_pid(job)
+    agent = find_recorder_pid(job)
     wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
     process.terminate()
     process.wait()
     wait_until(lambda: not is_alive(agent))
     (exited,), (stopped,) = (
-        events_of(tmp_path / "out", kind) for kind in ("process-exited", "recorder-stopped")
+        list_events(tmp_path / "out", kind) for kind in ("process-exited", "recorder-stopped")
     )
     assert 0 <= stopped.t_ns - exited.t_ns <= 2_000_000_000

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from clusterprof.analysis.pipeline import analyze
-from tests.support.nvml.simulated import Scenario, build, environment, uuid
+from tests.support.nvml.simulated import Scenario, build_library, make_environment, make_uuid
 from tests.support.recording_runs import PYTHON, RECORD, wait_for_end
 
 # Every second the second GPU has sent 5 packets more again.
@@ -27,13 +27,13 @@ for second in range(6):
 def test_replays_of_one_gpu_are_named(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario")
     scenario.write("0 GetCurrPcieLinkWidth = 8")
-    variables = environment(build(tmp_path / "library"), scenario)
+    variables = make_environment(build_library(tmp_path / "library"), scenario)
     out = tmp_path / "run"
     job = [PYTHON, "-c", JOB, str(scenario.path)]
     subprocess.run([*RECORD, "-o", str(out), "--", *job], env=variables, timeout=60, check=True)
     wait_for_end(out)
     notes = [note for note in analyze(out).notes if "PCIe link" in note]
     narrow, replays = sorted(notes, key=lambda note: "replay" in note or "again" in note)
-    assert f"the PCIe link of {uuid(0)} has 8 lanes at most, not 16 lanes: " in narrow
-    assert f"the PCIe link of {uuid(1)}: " in replays
+    assert f"the PCIe link of {make_uuid(0)} has 8 lanes at most, not 16 lanes: " in narrow
+    assert f"the PCIe link of {make_uuid(1)}: " in replays
     assert "packets sent again" in replays and "(NVIDIA's limit is 8)" in replays

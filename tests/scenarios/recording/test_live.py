@@ -16,9 +16,9 @@ from clusterprof.trace.schema import Columns
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
-    own_job,
-    records_of,
+    make_environment,
+    make_job_id,
+    read_records,
     wait_for_end,
     wait_for_recording,
     wait_until,
@@ -40,7 +40,7 @@ def test_a_node_settles_its_last_minute_while_it_is_watched(tmp_path: Path) -> N
     out, done = tmp_path / "out", tmp_path / "done"
     job = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", TRAINING, str(done)],
-        env=environment(own_job("live")),
+        env=make_environment(make_job_id("live")),
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -65,7 +65,7 @@ def test_a_node_settles_its_last_minute_while_it_is_watched(tmp_path: Path) -> N
     assert not (folder / VIEWER_FILE).exists()
     cpu_devices = {
         device
-        for record in records_of(out)
+        for record in read_records(out)
         if isinstance(record, Columns)
         for name, device in zip(record.signals, record.devices)
         if name == SELF_CPU.name

@@ -20,10 +20,10 @@ from clusterprof.trace.schema import Columns
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    environment,
     is_alive,
-    own_job,
-    records_of,
+    make_environment,
+    make_job_id,
+    read_records,
     wait_for_end,
     wait_for_recording,
     wait_until,
@@ -90,7 +90,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
                 *(*RECORD, "-o", str(out), "--profile", str(profile), *options, "--"),
                 *(PYTHON, "-c", TRAINING, str(done)),
             ],
-            env=environment(own_job(name)),
+            env=make_environment(make_job_id(name)),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -134,7 +134,7 @@ def test_metrics_live_as_long_as_the_job_and_survive_their_process(
     assert not (folder / METRICS_STATE_NAME).exists()
     cpu_devices = {
         device
-        for record in records_of(tmp_path / "job")
+        for record in read_records(tmp_path / "job")
         if isinstance(record, Columns)
         for name, device in zip(record.signals, record.devices)
         if name == SELF_CPU.name
@@ -202,7 +202,7 @@ def test_a_target_that_is_none_is_an_error_before_the_job_starts(
     done = subprocess.run(
         [*RECORD, "-o", str(tmp_path / "run"), "--metrics", target, "--", "touch", "started"],
         cwd=tmp_path,
-        env=environment(own_job("wrong"), PYTHONPATH=str(Path(__file__).parents[3])),
+        env=make_environment(make_job_id("wrong"), PYTHONPATH=str(Path(__file__).parents[3])),
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.recording_runs import (
     RECORD,
-    environment,
-    events_of,
-    own_job,
-    run_dir_of,
+    get_run_dir,
+    list_events,
+    make_environment,
+    make_job_id,
     run_launcher,
     wait_for_end,
     wait_until,
@@ -22,9 +22,9 @@ from tests.support.recording_runs import (
 
 @pytest.fixture
 def job() -> Iterator[str]:
-    name = own_job("one")
+    name = make_job_id("one")
     yield name
-    wait_until(lambda: not run_dir_of(name).exists())  # every recorder left, and tidied up
+    wait_until(lambda: not get_run_dir(name).exists())  # every recorder left, and tidied up
 
 
 def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
@@ -53,17 +53,17 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
     assert output.splitlines() == ["line", str([0] * 16)]  # one line, from the one that started it
     wait_for_end(out)
     assert len(list(out.iterdir())) == 1
-    ranks = [event.attributes["rank"] for event in events_of(out, "process-registered")]
+    ranks = [event.attributes["rank"] for event in list_events(out, "process-registered")]
     assert sorted(ranks) == list(range(16))
-    assert len(events_of(out, "process-exited")) == 16
+    assert len(list_events(out, "process-exited")) == 16
 
 
 def test_a_later_process_of_the_job_elects_anew(tmp_path: Path, job: str) -> None:
-    out, env = tmp_path / "out", environment(job)
+    out, env = tmp_path / "out", make_environment(job)
     for _ in range(2):
         done = subprocess.run(
             [*RECORD, "-o", str(out), "--", "/bin/true"], env=env, capture_output=True, check=False
         )
         assert done.returncode == 0
-        wait_until(lambda: not run_dir_of(job).exists())
+        wait_until(lambda: not get_run_dir(job).exists())
     assert len(list(out.iterdir())) == 2

@@ -15,19 +15,19 @@ import pytest
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event, Gap
-from tests.support.nvml.simulated import Scenario, build
-from tests.support.nvml.simulated import environment as nvml_environment
+from tests.support.nvml.simulated import Scenario, build_library
+from tests.support.nvml.simulated import make_environment as nvml_environment
 from tests.support.recording_runs import (
     PYTHON,
     RECORD,
-    counters_too,
-    environment,
-    events_of,
+    find_recorder_pid,
+    get_run_dir,
     is_alive,
-    own_job,
-    recorder_pid,
-    records_of,
-    run_dir_of,
+    list_counter_options,
+    list_events,
+    make_environment,
+    make_job_id,
+    read_records,
     wait_for_end,
     wait_for_recording,
     wait_until,
@@ -64,14 +64,14 @@ def fill(path: Path) -> None:
 def times_of(out: Path, collector: str) -> list[int]:
     return [
         int(t)
-        for record in records_of(out)
+        for record in read_records(out)
         if isinstance(record, Columns) and record.collector == collector
         for t in record.t_ns
     ]
 
 
 def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_path: Path) -> None:
-    job, out, end = own_job("full"), small_disk / "out", tmp_path / "end"
+    job, out, end = make_job_id("full"), small_disk / "out", tmp_path / "end"
     program = (
         "import os, sys, time\n"
         "while not os.path.exists(sys.argv[1]): time.sleep(0.1)\n"
@@ -80,7 +80,7 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_
     )
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--keep-free", "0 B", "--", PYTHON, "-c", program, str(end)],
-        env=environment(job),
+        env=make_environment(job),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -89,15 +89,15 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_
     fill(small_disk / "filler")
     full_ns = time.monotonic_ns()
     time.sleep(2.0)
-    assert isinstance(records_of(out)[0].node["key"], str)  # type: ignore[union-attr]
+    assert isinstance(read_records(out)[0].node["key"], str)  # type: ignore[union-attr]
     os.unlink(small_disk / "filler")
     free_ns = time.monotonic_ns()
-    wait_until(lambda: events_of(out, "disk-resumed"))
+    wait_until(lambda: list_events(out, "disk-resumed"))
     end.touch()
     assert process.communicate()[0] == "trained\n"
     assert process.returncode == 5
     wait_for_end(out)
-    kinds = [record.kind for record in records_of(out) if isinstance(record, Event)]
+    kinds = [record.kind for record in read_records(out) if isinstance(record, Event)]
     assert kinds.index("disk-full") < kinds.index("disk-resumed")
     times = times_of(out, "cpu")
     # What was sampled meanwhile waited in memory; a busy machine may have cost some ticks.
@@ -105,20 +105,20 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_
 
 
 def test_everything_written_is_private(tmp_path: Path) -> None:
-    job, out = own_job("private"), tmp_path / "out"
+    job, out = make_job_id("private"), tmp_path / "out"
     old = os.umask(0)
     try:
         process = subprocess.Popen(
             [*RECORD, "-o", str(out), "--", PYTHON, "-c", "import time; time.sleep(9)"],
-            env=environment(job),
+            env=make_environment(job),
         )
     finally:
         os.umask(old)
     folder = wait_for_recording(out)
-    wait_until(lambda: (run_dir_of(job) / "probe").exists())
+    wait_until(lambda: (get_run_dir(job) / "probe").exists())
     # Until the recorder runs, the link leads nowhere: nothing may be written to memory.
-    wait_until(lambda: (run_dir_of(job) / "nccl").resolve() == folder / "nccl")
-    for root in (folder, run_dir_of(job)):
+    wait_until(lambda: (get_run_dir(job) / "nccl").resolve() == folder / "nccl")
+    for root in (folder, get_run_dir(job)):
         for path in (root, *root.rglob("*")):
             if "probe" in path.parts:
                 continue  # code of ours, without a secret; the folder above it is private
@@ -133,19 +133,19 @@ def test_everything_written_is_private(tmp_path: Path) -> None:
 
 
 def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
-    job, victim = own_job("planted"), tmp_path / "victim"
+    job, victim = make_job_id("planted"), tmp_path / "victim"
     victim.mkdir()
-    run_dir_of(job).symlink_to(victim)
+    get_run_dir(job).symlink_to(victim)
     try:
         done = subprocess.run(
             [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/echo", "trained"],
-            env=environment(job),
+            env=make_environment(job),
             capture_output=True,
             text=True,
             check=False,
         )
     finally:
-        run_dir_of(job).unlink()
+        get_run_dir(job).unlink()
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "not recording" in done.stderr
     assert list(victim.iterdir()) == []
@@ -157,7 +157,7 @@ def test_a_planted_output_folder_is_refused(tmp_path: Path) -> None:
     shared.chmod(0o777)  # everybody may replace what is in it
     done = subprocess.run(
         [*RECORD, "-o", str(shared), "--", "/bin/echo", "trained"],
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -168,9 +168,9 @@ def test_a_planted_output_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
-    job, out = own_job("secrets"), tmp_path / "out"
+    job, out = make_job_id("secrets"), tmp_path / "out"
     secrets = [f"s3cr3t-{n:02d}-{os.getpid()}" for n in range(6)]
-    env = environment(
+    env = make_environment(
         job,
         API_TOKEN=secrets[0],
         AWS_SECRET_ACCESS_KEY=secrets[1],
@@ -183,8 +183,8 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
         env=env,
     )
     wait_for_recording(out)
-    wait_until(lambda: run_dir_of(job).exists() and not list(run_dir_of(job).glob("probe.*.tmp")))
-    written = b"".join(path.read_bytes() for path in run_dir_of(job).rglob("*") if path.is_file())
+    wait_until(lambda: get_run_dir(job).exists() and not list(get_run_dir(job).glob("probe.*.tmp")))
+    written = b"".join(path.read_bytes() for path in get_run_dir(job).rglob("*") if path.is_file())
     assert process.wait() == 0
     wait_for_end(out)
     written += b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
@@ -199,24 +199,24 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
     scenario.write()
-    nvml = nvml_environment(build(tmp_path / "lib"), scenario)
+    nvml = nvml_environment(build_library(tmp_path / "lib"), scenario)
     own = ("LD_LIBRARY_PATH", "FAKENVML_CTL")
-    job, out = own_job("hang"), tmp_path / "out"
-    profile = counters_too(tmp_path)
-    env = environment(job, **{name: nvml[name] for name in own})
+    job, out = make_job_id("hang"), tmp_path / "out"
+    profile = list_counter_options(tmp_path)
+    env = make_environment(job, **{name: nvml[name] for name in own})
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), *profile, "--", "/bin/sleep", "60"], env=env
     )
     wait_until(lambda: out.exists() and times_of(out, "gpu_nvidia"))
     scenario.write("0 * hang")
-    wait_until(lambda: events_of(out, "collector-hung"))
-    agent = recorder_pid(job)
+    wait_until(lambda: list_events(out, "collector-hung"))
+    agent = find_recorder_pid(job)
     time.sleep(2)
     process.terminate()
     process.wait()
     wait_until(lambda: not is_alive(agent))  # the helper still waits: nobody has let it go
     scenario.write()
-    records = records_of(out)
+    records = read_records(out)
     (hung,) = [
         record
         for record in records
@@ -243,15 +243,15 @@ def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_the_recorder_ends_at_once_when_it_is_asked_to(tmp_path: Path) -> None:
-    job, out = own_job("signaled"), tmp_path / "out"
+    job, out = make_job_id("signaled"), tmp_path / "out"
     process = subprocess.Popen(
-        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=environment(job)
+        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=make_environment(job)
     )
     wait_for_recording(out)
-    agent = recorder_pid(job)
+    agent = find_recorder_pid(job)
     os.kill(agent, signal.SIGTERM)
     wait_until(lambda: not is_alive(agent))
-    (stopped,) = events_of(out, "recorder-stopped")
+    (stopped,) = list_events(out, "recorder-stopped")
     assert stopped.attributes["reason"] == "SIGTERM"
     assert process.poll() is None  # the job goes on
     process.kill()
@@ -265,7 +265,7 @@ def test_recording_under_a_read_only_home_and_a_foreign_working_directory(tmp_pa
         (hostile / f"{name}.py").write_text("raise SystemExit(99)")
     out = tmp_path / "out"
     command = [str(Path(sys.executable).parent / "clusterprof"), "record", "-o", str(out), "--"]
-    env = {**environment(), "HOME": "/proc", "PYTHONPATH": ""}
+    env = {**make_environment(), "HOME": "/proc", "PYTHONPATH": ""}
     done = subprocess.run(
         [*command, "/bin/echo", "trained"],
         cwd=hostile,
@@ -288,12 +288,12 @@ def network_sockets(pid: int) -> list[str]:
 
 
 def test_the_recorder_is_a_good_neighbour(tmp_path: Path) -> None:
-    job, out = own_job("manners"), tmp_path / "out"
+    job, out = make_job_id("manners"), tmp_path / "out"
     process = subprocess.Popen(
-        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=environment(job)
+        [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=make_environment(job)
     )
     wait_for_recording(out)
-    agent = recorder_pid(job)
+    agent = find_recorder_pid(job)
     wait_until(lambda: len(times_of(out, "cpu")) > 3)
     assert os.sched_getscheduler(agent) == os.SCHED_BATCH
     assert os.getpriority(os.PRIO_PROCESS, agent) == os.getpriority(os.PRIO_PROCESS, 0)

@@ -18,7 +18,7 @@ from clusterprof.agent.processes.registry import Registry
 from clusterprof.agent.sampling.inventory import build_host_inventory
 from clusterprof.agent.sampling.service import read_process_variables
 from clusterprof.trace.schema import Columns, Event, Rows
-from tests.support.recording_runs import PYTHON, environment, own_job, record, records_of
+from tests.support.recording_runs import PYTHON, make_environment, make_job_id, read_records, record
 
 READER = """
 import sys, time
@@ -43,8 +43,8 @@ def test_the_recorder_on_linux_does_not_load_psutil(tmp_path: Path) -> None:
         " sys.modules)\n"
     )
     done = subprocess.run(
-        [PYTHON, "-c", code, str(tmp_path / "out"), own_job("psutil")],
-        env=environment(),
+        [PYTHON, "-c", code, str(tmp_path / "out"), make_job_id("psutil")],
+        env=make_environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -58,11 +58,11 @@ def test_a_forced_recording_has_the_signals_and_the_process_table(tmp_path: Path
     data, profile, out = tmp_path / "data", tmp_path / "forced.yaml", tmp_path / "out"
     data.write_bytes(bytes(3 << 20))
     profile.write_text(FORCED)
-    job = own_job("portable")
+    job = make_job_id("portable")
     options = ("--profile", str(profile), "--inject", "off")
-    done = record(out, PYTHON, "-c", READER, str(data), options=options, env=environment(job))
+    done = record(out, PYTHON, "-c", READER, str(data), options=options, env=make_environment(job))
     assert done.returncode == 0, done.stderr
-    records = records_of(out)
+    records = read_records(out)
     signals = {name for each in records if isinstance(each, Columns) for name in each.signals}
     assert {"cpu.user_ns_total", "memory.available_bytes"} <= signals
     assert not any(name.startswith("pressure.") for name in signals)
@@ -83,7 +83,7 @@ def test_a_process_is_found_and_attached_without_proc(tmp_path: Path, nowhere: R
     """For `record --pid`: the start time, the launcher's variables, and the tree below it."""
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
-        env={**environment(), "RANK": "3", "SECRET": "x"},
+        env={**make_environment(), "RANK": "3", "SECRET": "x"},
         stdout=subprocess.PIPE,
     )
     assert child.stdout is not None

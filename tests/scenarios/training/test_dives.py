@@ -12,17 +12,17 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.trace.schema import Event
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 from tests.support.recording_runs import (
     RECORD,
-    environment,
-    events_of,
-    own_job,
+    list_events,
+    make_environment,
+    make_job_id,
     wait_for_end,
     wait_until,
 )
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "extra_operator.py"
@@ -32,8 +32,8 @@ PATIENCE_S = 60.0
 def run_job(tmp_path: Path, fault: str = "", until: str = "dive-finished") -> tuple[Path, str, int]:
     """Record a job until there is an event; return the recording, its output and exit status."""
     out, stop, die = tmp_path / "run", tmp_path / "stop", tmp_path / "die"
-    env = environment(
-        own_job("dive"),
+    env = make_environment(
+        make_job_id("dive"),
         PYTHONPATH=str(Path(__file__).parents[3]),
         OMP_NUM_THREADS="1",
         JOB_SECONDS="60",
@@ -50,7 +50,7 @@ def run_job(tmp_path: Path, fault: str = "", until: str = "dive-finished") -> tu
             stderr=subprocess.STDOUT,
         )
         try:
-            wait_until(lambda: events_of(out, until), PATIENCE_S)
+            wait_until(lambda: list_events(out, until), PATIENCE_S)
             if fault == "dies":
                 die.touch()
             stop.touch()
@@ -63,7 +63,7 @@ def run_job(tmp_path: Path, fault: str = "", until: str = "dive-finished") -> tu
 
 
 def finished_dive(out: Path) -> Event:
-    [dive] = events_of(out, "dive-finished")
+    [dive] = list_events(out, "dive-finished")
     return dive
 
 
@@ -91,6 +91,7 @@ def test_the_operator_that_only_one_rank_runs_is_named(tmp_path: Path) -> None:
     assert " in 20 calls (there: not called)" in note, note
 
 
+@pytest.mark.long  # its halves: tests/probe/test_dive.py, tests/agent/processes/test_dives.py
 def test_a_window_is_refused_while_the_job_profiles_itself(tmp_path: Path) -> None:
     out, log, status = run_job(tmp_path, "profiled")
     assert status == 0, log
@@ -115,7 +116,7 @@ def test_no_probe_asks_for_a_window_without_the_option(tmp_path: Path) -> None:
     script.write_text(
         "import sys, torch\nprint(any(name.endswith('.dive') for name in sys.modules))\n"
     )
-    env = environment(own_job("dive"), PYTHONPATH=str(Path(__file__).parents[3]))
+    env = make_environment(make_job_id("dive"), PYTHONPATH=str(Path(__file__).parents[3]))
     for options, expected in (((), "False\n"), (("--dive", "auto"), "True\n")):
         command = [
             *RECORD,

@@ -10,10 +10,10 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Evidence, Report
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "experts.py"
@@ -23,7 +23,7 @@ TOKEN_BYTES = 256  # 64 numbers of 4 bytes
 
 def record_job(out: Path, tokens: str, token_s: str) -> Report:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("experts"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), tokens, token_s]
     command = [*RECORD, "-o", str(out), "--", *command]
@@ -54,6 +54,7 @@ def test_the_rank_with_the_fullest_expert_is_named_with_its_bytes(tmp_path: Path
     )
 
 
+@pytest.mark.long  # from a recording made by hand: tests/analysis/cross_rank/test_waits.py
 def test_a_slow_expert_with_as_many_tokens_brings_no_more(tmp_path: Path) -> None:
     evidence = find_work_evidence(record_job(tmp_path / "run", "20,20", "0.001,0.003"))
     assert "step.worked_ns" in evidence and "step.all_to_all_bytes" not in evidence

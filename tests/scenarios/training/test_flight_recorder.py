@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import RECORD, make_environment, make_job_id, wait_for_end
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "slow_rank.py"
 STEPS = 12
 
 
-def run_job(out: Path, *options: str) -> None:
+def run_job(out: Path, *options: str, steps: int = STEPS) -> None:
     root = str(Path(__file__).parents[3])
-    env = environment(own_job("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
+    env = make_environment(make_job_id("flight"), PYTHONPATH=root, OMP_NUM_THREADS="1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(STEPS), "0.15"]
+    command = [*torchrun, "--nproc-per-node", "2", str(SCRIPT), str(steps), "0.15"]
     command = [*RECORD, "-o", str(out), *options, "--", *command]
     subprocess.run(command, env=env, timeout=120, check=True, capture_output=True)
     wait_for_end(out)
@@ -50,12 +50,12 @@ def test_every_operation_is_joined_with_its_entry(tmp_path: Path) -> None:
     [note] = [note for note in report.notes if note.startswith("PyTorch's flight recorder")]
     # The time of the steps is compared: from the end of the first to the end of the last. In each
     # there are the sum of the step before and the gradients.
-    compared = re.search(r"recorder: (\d+) operations of 2 ranks compared \(100 %", note)
+    compared = re.search(r", in (\d+) operations of 2 ranks \(100 %", note)
     assert compared is not None and int(compared[1]) == 2 * (STEPS - 1), note
 
 
 def test_no_dump_where_nothing_of_nccl_is_wanted(tmp_path: Path) -> None:
-    run_job(tmp_path / "run", "--nccl", "off")
+    run_job(tmp_path / "run", "--nccl", "off", steps=3)
     assert not list((tmp_path / "run").glob("*/nccl"))
     report = analyze(tmp_path / "run")
     assert not [note for note in report.notes if "flight recorder" in note]

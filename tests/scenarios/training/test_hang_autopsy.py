@@ -22,18 +22,18 @@ from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.report.model import Report
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 from tests.support.ras_server import RasServer
 from tests.support.recording_runs import (
     RECORD,
-    environment,
-    events_of,
-    own_job,
+    list_events,
+    make_environment,
+    make_job_id,
     wait_for_end,
     wait_until,
 )
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "hang.py"
@@ -64,7 +64,7 @@ def running(folder: Path, fault: str, *options: str, **variables: str) -> Iterat
     """Record a job until its fault has begun; end it with the context."""
     out = folder / fault
     root = str(Path(__file__).parents[3])
-    env = environment(own_job(fault), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
+    env = make_environment(make_job_id(fault), PYTHONPATH=root, OMP_NUM_THREADS="1", **variables)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(RANKS), str(SCRIPT), fault]
     launcher = subprocess.Popen(
@@ -88,8 +88,8 @@ def running(folder: Path, fault: str, *options: str, **variables: str) -> Iterat
 
 def wait_for_autopsy(job: Job) -> None:
     """Wait until the evidence is there, and the ranks have stood still for long enough."""
-    wait_until(lambda: events_of(job.out, "autopsy-finished"), PATIENCE_S)
-    [stopped] = events_of(job.out, "progress-stopped")
+    wait_until(lambda: list_events(job.out, "autopsy-finished"), PATIENCE_S)
+    [stopped] = list_events(job.out, "progress-stopped")
     since_ns = max(stopped.attributes["since_ns"], stopped.t_ns - 8_000_000_000)
     time.sleep(max(0.0, (since_ns + HANG_NS - time.monotonic_ns()) / 1e9 + 3))
 

@@ -13,8 +13,14 @@ import pytest
 from clusterprof.analysis.cross_rank.hangs import HANG_NS
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import RECORD, environment, own_job, wait_for_end, wait_until
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import (
+    RECORD,
+    make_environment,
+    make_job_id,
+    wait_for_end,
+    wait_until,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -36,8 +42,8 @@ for step in range(25):
 
 
 def stopped_job(tmp_path: Path) -> Report:
-    needs_torch()
-    script, out, name = tmp_path / "train.py", tmp_path / "run", own_job("hang")
+    require_torch()
+    script, out, name = tmp_path / "train.py", tmp_path / "run", make_job_id("hang")
     script.write_text(SCRIPT)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -46,7 +52,7 @@ def stopped_job(tmp_path: Path) -> Report:
     for rank in ("0", "1"):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port}
         root = str(Path(__file__).parents[3])  # the script finds the package as an installed one
-        env = environment(
+        env = make_environment(
             name, **place, MASTER_ADDR="127.0.0.1", PYTHONPATH=root, OMP_NUM_THREADS="1"
         )
         command = [*RECORD, "-o", str(out), "--", sys.executable, str(script)]

@@ -14,11 +14,11 @@ import pytest
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Record
-from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.cable import Cable, build_cable
 from clusterprof_lab.real.job import wait_for_recorder
 from clusterprof_lab.real.node import Node, why_not_here
-from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
-from tests.support.recording_runs import RECORD, environment, records_of, wait_for_end
+from clusterprof_lab.real.slurm import check_slurm, find_program, run_slurm
+from tests.support.recording_runs import RECORD, make_environment, read_records, wait_for_end
 
 # name -> its commands, what they say of themselves, options for two ranks, Debian's package
 LAUNCHERS = {
@@ -76,11 +76,11 @@ def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment(PYTHONPATH=root),
+        env=make_environment(PYTHONPATH=root),
     )
     assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
     wait_for_end(out)
-    records = records_of(out)  # of the one folder there is
+    records = read_records(out)  # of the one folder there is
     assert places(records) == [(0, 2, 0, None), (1, 2, 1, None)]
     header = next(record for record in records if isinstance(record, Header))
     if name == "Open MPI":  # the same on all nodes
@@ -99,7 +99,7 @@ wait
 @pytest.mark.parametrize("tasks", [4, 2], ids=["per rank", "per node"])
 def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks: int) -> None:
     """A Slurm of our own over two nodes made of namespaces."""
-    reason = why_not_slurm() or why_not_here()
+    reason = check_slurm() or why_not_here()
     if reason:
         pytest.skip(reason)
     script, out, names = tmp_path / "train.py", tmp_path / "run", ("gpu-1", "gpu-2")
@@ -108,14 +108,14 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
     with (
         Node(0, names) as first,
         Node(1, names) as second,
-        Cable(build(tmp_path), [first, second]),
-        slurm([first, second], tmp_path) as own,
+        Cable(build_cable(tmp_path), [first, second]),
+        run_slurm([first, second], tmp_path) as own,
     ):
         command = [sys.executable, str(script)]
         if tasks == 2:
             command = ["sh", "-c", PER_NODE, *command]
         done = first.start(
-            str(program("srun")),
+            str(find_program("srun")),
             "-N2",
             f"-n{tasks}",
             *RECORD,
@@ -124,7 +124,7 @@ def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks:
             "--",
             *command,
             folder=tmp_path,
-            env=environment(PYTHONPATH=root, **own),
+            env=make_environment(PYTHONPATH=root, **own),
             stdout=subprocess.PIPE,
             text=True,
         )

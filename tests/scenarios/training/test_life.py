@@ -11,8 +11,8 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.life import Attempt, Life
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import environment, record
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import make_environment, record
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +53,7 @@ ROOT = str(Path(__file__).parents[3])  # the script finds the package as an inst
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    needs_torch()
+    require_torch()
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path
@@ -108,7 +108,9 @@ def test_ranks_that_torchrun_starts_again_repeat_the_steps_since_their_checkpoin
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
     arguments = ("--nproc-per-node=2", str(script), str(tmp_path), "36", "50")
     run = tmp_path / "run"
-    done = record(run, *command, *arguments, env=environment(PYTHONPATH=ROOT, OMP_NUM_THREADS="1"))
+    done = record(
+        run, *command, *arguments, env=make_environment(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
+    )
     assert done.returncode == 0, done.stderr
     logs = read_logs(tmp_path, 2)
     assert logs[0][0][-1]["step"] - logs[0][1][0]["step"] == 5  # killed after 36, on with 31
@@ -123,14 +125,14 @@ def test_a_job_that_is_started_again_by_hand_is_one_life_over_two_recordings(
     tmp_path: Path, script: Path
 ) -> None:
     queued_at = time.time()
-    settings = environment(
+    settings = make_environment(
         PYTHONPATH=ROOT, OMP_NUM_THREADS="1", CLUSTERPROF_QUEUED_AT=str(queued_at)
     )
     arguments = (sys.executable, str(script), str(tmp_path), "23", "40")
     killed = record(tmp_path / "first", *arguments, env=settings)
     assert killed.returncode in (-9, 137), killed.stderr
     time.sleep(2)
-    settings = environment(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
+    settings = make_environment(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
     done = record(tmp_path / "second", *arguments[:-2], "0", "40", env=settings)
     assert done.returncode == 0, done.stderr
     logs = read_logs(tmp_path, 1)

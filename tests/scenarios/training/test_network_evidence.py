@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import clusterprof
-from clusterprof_lab.real.cable import Cable, Link, build
-from clusterprof_lab.real.node import Node, address_of, why_not_here
+from clusterprof_lab.real.cable import Cable, Link, build_cable
+from clusterprof_lab.real.node import Node, get_address, why_not_here
 
 _REASON = why_not_here()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no nodes on this machine: {_REASON}")
@@ -97,7 +97,7 @@ class Talk:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cable"))
+    return build_cable(tmp_path_factory.mktemp("cable"))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def nic_of(node: Node) -> str:
 
 def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable]) -> None:
     alpha, _, cable = nodes
-    source = Talk(alpha, SOURCE, address_of(1), "4", str(MEGABYTE))
+    source = Talk(alpha, SOURCE, get_address(1), "4", str(MEGABYTE))
     watch = Talk(alpha, WATCH, source.hear().strip())
     nic = nic_of(alpha)
     for _ in range(4):
@@ -123,7 +123,7 @@ def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable])
     # Four connections over the link; the one within the machine is none of them.
     assert before[f"tcp.job_connections_count {nic}"] == 4
     assert {key.split()[1] for key in before} == {nic}
-    cable.be(0, Link(delay_s=0.005, loss_ratio=0.02))
+    cable.set_link(0, Link(delay_s=0.005, loss_ratio=0.02))
     first = source.ask()
     after = watch.ask()
     assert first["again"] > 0
@@ -133,7 +133,7 @@ def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable])
     assert after[f"tcp.job_rtt_ns {nic}"] == first["rtt_us"][2] * 1000  # type: ignore[index]
     assert after[f"tcp.job_rtt_ns {nic}"] > 5_000_000
     assert after[f"tcp.job_busy_ns_total {nic}"] > before[f"tcp.job_busy_ns_total {nic}"]
-    cable.be(0, Link())
+    cable.set_link(0, Link())
     second = source.ask()
     # What was sent again stays counted, and what is sent again from now on is added.
     assert watch.ask()[f"tcp.job_retransmits_total {nic}"] == second["again"]
@@ -146,7 +146,7 @@ def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable])
 
 def test_a_job_in_another_network_namespace_is_a_reason(nodes: tuple[Node, Node, Cable]) -> None:
     alpha, _, _ = nodes
-    source = Talk(alpha, SOURCE, address_of(1), "1", "1")
+    source = Talk(alpha, SOURCE, get_address(1), "1", "1")
     assert source.hear()
     pid = alpha.pid  # its first process, seen from here: another namespace than ours
     where = {**os.environ, "PYTHONPATH": str(Path(clusterprof.__file__).parents[1])}

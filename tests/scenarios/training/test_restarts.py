@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.pipeline import analyze
-from tests.support.job_python import needs_torch
-from tests.support.recording_runs import environment, events_of, record
+from tests.support.job_python import require_torch
+from tests.support.recording_runs import list_events, make_environment, record
 
 pytestmark = pytest.mark.torch
 
@@ -24,7 +24,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] 
 
 
 def test_the_tries_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
-    needs_torch()
+    require_torch()
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
@@ -35,12 +35,12 @@ def test_the_tries_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None
         *torchrun,
         "--nproc-per-node=1",
         str(script),
-        env=environment(PYTHONPATH=root),
+        env=make_environment(PYTHONPATH=root),
     )
     assert done.returncode == 0, done.stderr
     tries = {
         event.attributes["pid"]: (event.attributes["rank"], event.attributes["restart"])
-        for event in events_of(tmp_path / "run", "process-registered")
+        for event in list_events(tmp_path / "run", "process-registered")
         if event.attributes["rank"] is not None
     }
     assert sorted(tries.values()) == [(0, 0), (0, 1)]

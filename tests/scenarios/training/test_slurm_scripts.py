@@ -18,10 +18,10 @@ import pytest
 
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Header, Spans
-from clusterprof_lab.real.cable import Cable, build
+from clusterprof_lab.real.cable import Cable, build_cable
 from clusterprof_lab.real.node import Node, why_not_here
-from clusterprof_lab.real.slurm import program, slurm, why_not_slurm
-from tests.support.recording_runs import environment, wait_until
+from clusterprof_lab.real.slurm import check_slurm, find_program, run_slurm
+from tests.support.recording_runs import make_environment, wait_until
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "deploy/slurm"
@@ -49,10 +49,10 @@ class Cluster:
     def run(self, name: str, *arguments: str, **variables: str) -> str:
         """Run a program of Slurm on the first node; returns its stdout."""
         process = self.nodes[0].start(
-            str(program(name)),
+            str(find_program(name)),
             *arguments,
             folder=self.folder,
-            env=environment(**self._own, **variables),
+            env=make_environment(**self._own, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -79,7 +79,7 @@ class Cluster:
     def report(self, *arguments: str) -> None:
         """Run report.sh as an operator would, on the node of the controller."""
         process = self.nodes[0].start(
-            str(self.folder / "slurm/report.sh"), *arguments, env=environment(**self._own)
+            str(self.folder / "slurm/report.sh"), *arguments, env=make_environment(**self._own)
         )
         assert process.wait(60) == 0
 
@@ -115,7 +115,7 @@ TRACKING = pytest.mark.parametrize(
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     tracking = getattr(request, "param", "proctrack/pgid")
-    reason = why_not_slurm() or why_not_here()
+    reason = check_slurm() or why_not_here()
     if tracking.endswith("cgroup") and not Path("/sys/fs/cgroup/freezer").is_dir():
         reason = reason or "no control groups of version 1 here"
     if reason:
@@ -144,8 +144,8 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
     names = ("gpu-1", "gpu-2")
     with ExitStack() as stack:
         nodes = [stack.enter_context(Node(number, names)) for number in range(2)]
-        stack.enter_context(Cable(build(tmp_path), nodes))
-        own = stack.enter_context(slurm(nodes, tmp_path, 2, settings))
+        stack.enter_context(Cable(build_cable(tmp_path), nodes))
+        own = stack.enter_context(run_slurm(nodes, tmp_path, 2, settings))
         made = Cluster(tmp_path, nodes, {**own, "PYTHONPATH": str(ROOT)})
         made.set(python=str(python), runs=str(made.runs), state=str(made.state), min_gpus="4")
         yield made
@@ -172,7 +172,7 @@ def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Clu
 @TRACKING
 def test_a_batch_script_and_its_steps_share_one_recorder_per_node(cluster: Cluster) -> None:
     script = cluster.folder / "job.sh"
-    srun = f"{program('srun')} -N2 -n2"
+    srun = f"{find_program('srun')} -N2 -n2"
     script.write_text(f"#!/bin/sh\n{sys.executable} train.py\n{srun} {sys.executable} train.py\n")
     cluster.run("sbatch", "-N2", "-n2", "--gpus-per-node=2", str(script))
     cluster.wait_for_end("1")

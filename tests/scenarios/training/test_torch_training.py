@@ -17,9 +17,9 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.report.model import Report
-from tests.support.job_python import needs_torch
+from tests.support.job_python import require_torch
 
-needs_torch()
+require_torch()
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -134,8 +134,9 @@ def test_without_injection_no_cause_is_made_up(tmp_path: Path, dataset: Path, fa
 
 def test_recording_changes_neither_losses_nor_output(tmp_path: Path, dataset: Path) -> None:
     options = ["--data", str(dataset), "--fault", "hidden", "--workers", "2", "--steps", "10"]
-    plain = subprocess.run(
-        [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=True
-    )
-    recorded = train(tmp_path / "run", dataset, *options[2:])
-    assert recorded["losses"] == json.loads(plain.stdout)["losses"]
+    command = [sys.executable, str(SCRIPT), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as plain:
+        recorded = train(tmp_path / "run", dataset, *options[2:])
+        printed, _ = plain.communicate()
+    assert plain.returncode == 0
+    assert recorded["losses"] == json.loads(printed)["losses"]

@@ -35,7 +35,7 @@ HEALTHY_GAUDI: dict[str, Any] = {
 }
 
 
-class Gaudis:
+class SimulatedGaudi:
     """The file that the simulated `pyhlml` reads at every call."""
 
     def __init__(self, path: Path, count: int = 2) -> None:
@@ -43,13 +43,13 @@ class Gaudis:
         self.write()
 
     def write(self, flavour: str = "", **changes: Any) -> None:
-        """Let the devices be healthy but for `changes` from the next call on; "A__0" is "A:0"."""
+        """Report healthy devices with these `changes` from the next call on; "A__0" is "A:0"."""
         values = HEALTHY_GAUDI | {name.replace("__", ":"): v for name, v in changes.items()}
         _replace(self.path, {"count": self.count, "flavour": flavour, "values": values})
 
 
 def write_tpu(path: Path, **lists: Any) -> None:
-    """Say what the simulated `libtpu` has from the next call on."""
+    """Write what the simulated `libtpu` reports from the next call on."""
     healthy: dict[str, Any] = {
         "duty_cycle_pct": ["98.10", "0.00"],
         "tensorcore_util": ["34.20", "0.00"],
@@ -59,7 +59,7 @@ def write_tpu(path: Path, **lists: Any) -> None:
     _replace(path, healthy | lists)
 
 
-def tool(folder: Path, name: str, script: str) -> Path:
+def write_tool(folder: Path, name: str, script: str) -> Path:
     """Write a tool (shell) into a folder that goes on PATH; returns the folder."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.new"
@@ -69,13 +69,13 @@ def tool(folder: Path, name: str, script: str) -> Path:
     return folder
 
 
-def path_with(folder: Path) -> str:
+def prepend_to_path(folder: Path) -> str:
     """Return a PATH on which a folder's tools come first."""
     return f"{folder}:{os.environ.get('PATH', os.defpath)}"
 
 
-def until(what: Callable[[], Any]) -> Any:
-    """Return the first true value of `what()`; fail loudly after a while."""
+def wait_until(what: Callable[[], Any]) -> Any:
+    """Return the first true value of `what()`; fail after a timeout."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         if value := what():
@@ -84,7 +84,7 @@ def until(what: Callable[[], Any]) -> Any:
     raise AssertionError("it never came")
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """True while there is a process that is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"

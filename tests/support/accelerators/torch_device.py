@@ -84,7 +84,7 @@ def _compile(compiler: list[str], library: Path) -> None:
     flags += f" + ['-L' + path for path in {extension}.library_paths()]"
     flags += " + ['-D_GLIBCXX_USE_CXX11_ABI=%d' % torch._C._GLIBCXX_USE_CXX11_ABI]"
     command = [*compiler, "-shared", "-fPIC", "-std=c++20", "-O0", str(SOURCE)]
-    command += job_python.ask(f"'\\n'.join({flags})", extension).splitlines()
+    command += job_python.evaluate_in_job_python(f"'\\n'.join({flags})", extension).splitlines()
     temporary = library.with_suffix(".tmp")
     done = subprocess.run(
         [*command, "-ltorch_cpu", "-lc10", "-o", str(temporary)],

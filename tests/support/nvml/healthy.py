@@ -1,4 +1,5 @@
-"""What the healthy simulated GPU is to be read as (tests/support/nvml/simulated.py), in base units.
+"""The values expected from the healthy simulated GPU (tests/support/nvml/simulated.py), in base
+units.
 
 97 % and 40 %, 1 GiB of 80 GiB, 612,500 mW of 700,000, 5,000,500 mJ, MHz, KB/s of 1,000 bytes,
 NVLink in KiB (7 sent, 5 received), two of three links up, 20 + 3 errors of flits and data. It is
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterprof.errors import Unavailable
-from tests.support.nvml.simulated import uuid
+from tests.support.nvml.simulated import make_uuid
 
 NO_GPM = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 NO_PERIOD = Unavailable("failed", "NVML: no sampling period has ended yet")
@@ -70,13 +71,13 @@ NAMES_WITH_GPM = [*MEANS, *list(HEALTHY)[:_FIRST], *list(HEALTHY)[_FIRST + 3 :]]
 """Signals of a GPU that has GPM, in their order: the eight come first, in place of three."""
 
 
-def entry(index: int) -> dict[str, Any]:
-    """What the header says of device `index`.
+def make_device_entry(index: int) -> dict[str, Any]:
+    """Make the header's entry of device `index`.
 
     Processors: bits 0-3 and 48-55 of the first word, bit 0 of the second (64). NUMA node: bit 1.
     """
     return {
-        "id": uuid(index),
+        "id": make_uuid(index),
         "vendor": "nvidia",
         "index": index,
         "emulated": False,

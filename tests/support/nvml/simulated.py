@@ -5,7 +5,7 @@
     scenario.write()                             # two healthy GPUs
     scenario.write("1 GetPowerUsage error 3", "0 * hang")
 
-`environment(library, scenario)` makes the unmodified pynvml of a child process find it.
+`make_environment(library, scenario)` makes the unmodified pynvml of a child process find it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ HEALTHY = """\
 """
 
 
-def uuid(index: int) -> str:
+def make_uuid(index: int) -> str:
     """Return the UUID that the simulated device `index` has."""
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
@@ -93,16 +93,16 @@ GPM = """\
 _loaded: list[ctypes.CDLL] = []
 
 
-def load() -> None:
-    """Let pynvml in this process find the library; one is enough for all tests."""
+def load_library() -> None:
+    """Let pynvml in this process find the library; once is enough for all tests."""
     if not _loaded:
         with tempfile.TemporaryDirectory() as folder:
-            library = build(Path(folder))
+            library = build_library(Path(folder))
             # glibc matches by soname: pynvml's own CDLL("libnvidia-ml.so.1") gets this one.
             _loaded.append(ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL))
 
 
-def build(folder: Path, *flags: str) -> Path:
+def build_library(folder: Path, *flags: str) -> Path:
     """Compile the library into `folder` and return its path; fails when there is no compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
@@ -125,7 +125,7 @@ class Scenario:
         """Let the devices be healthy but for `lines` from the next call on."""
         text = HEALTHY + GPM * self.gpm + f"* GetCount = {self.devices}\n"
         for index in range(self.devices):
-            text += f"{index} GetUUID = {uuid(index)}\n"
+            text += f"{index} GetUUID = {make_uuid(index)}\n"
             text += f"{index} GetPciInfo = 00000000:{index + 1:02X}:00.0\n"
         self.replace(text + "\n".join(lines) + "\n")
 
@@ -136,7 +136,7 @@ class Scenario:
         temporary.replace(self.path)
 
 
-def environment(library: Path, scenario: Scenario) -> dict[str, str]:
+def make_environment(library: Path, scenario: Scenario) -> dict[str, str]:
     """Return an environment in which a child process finds the library and the scenario."""
     return {
         **os.environ,

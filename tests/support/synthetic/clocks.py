@@ -1,4 +1,5 @@
-"""Clocks with known offsets and drifts, and the leaves that nodes would have read off them."""
+"""Clocks with known offsets and drifts, and the collective ends that nodes would record with them.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ DRIFT = 50e-6
 
 
 @dataclass(frozen=True)
-class Watches:
+class TrueClocks:
     """True clocks: node i shows t + offset + drift * t."""
 
     offset_ns: np.ndarray
     drift: np.ndarray
 
-    def shown(self, node: np.ndarray, t_ns: np.ndarray) -> np.ndarray:
+    def read_clock(self, node: np.ndarray, t_ns: np.ndarray) -> np.ndarray:
         extra = self.offset_ns[node] + np.rint(self.drift[node] * t_ns).astype(np.int64)
         return t_ns + extra
 
 
-def watches(nodes: int, random: np.random.Generator) -> Watches:
-    return Watches(
+def draw_clocks(nodes: int, random: np.random.Generator) -> TrueClocks:
+    return TrueClocks(
         random.integers(-OFFSET_NS, OFFSET_NS, nodes), random.uniform(-DRIFT, DRIFT, nodes)
     )
 
 
-def trial(seed: int) -> tuple[float, float]:
+def align_random_cluster(seed: int) -> tuple[float, float]:
     """Align one random cluster; return the largest error in bounds, and the median bound in ns.
 
     2 to 16 nodes, 32 to 600 operations in 20 s to 10 min at uneven times; everybody leaves a little
@@ -40,7 +41,7 @@ def trial(seed: int) -> tuple[float, float]:
     random = np.random.default_rng(seed)
     nodes, operations = int(random.integers(2, 17)), int(random.integers(32, 601))
     length_ns = int(random.integers(20, 601)) * SECOND_NS
-    clocks = watches(nodes, random)
+    clocks = draw_clocks(nodes, random)
     true_ns = np.sort(random.integers(0, length_ns, operations))
     operation = np.repeat(np.arange(operations), nodes)
     node = np.tile(np.arange(nodes), operations)
@@ -48,12 +49,12 @@ def trial(seed: int) -> tuple[float, float]:
     late = random.exponential(scale[node]).astype(np.int64)
     hit = random.random(late.size) < 0.02
     late[hit] += random.integers(10_000_000, 100_000_000, int(hit.sum()))
-    leave = clocks.shown(node, true_ns[operation] + late)
+    leave = clocks.read_clock(node, true_ns[operation] + late)
     alignment = align_clocks(operation, node, leave, nodes)
     at = np.linspace(0, length_ns, 13).astype(np.int64)
     common, bound = [], []
     for number in range(nodes):
-        mine = clocks.shown(np.full(at.size, number), at)
+        mine = clocks.read_clock(np.full(at.size, number), at)
         common.append(alignment.to_common_ns(number, mine))
         bound.append(alignment.bound(number, mine))
     worst = 0.0

@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass
-class _Met:
+class _Meeting:
     team: list = field(default_factory=list)
     kind: list = field(default_factory=list)
     rank: list = field(default_factory=list)
@@ -85,7 +85,7 @@ class World:
         self.delay = np.zeros((ranks, len(faults)), np.int64)
         self.spent = np.zeros((ranks, len(CATEGORIES)), np.int64)
         self.truth = Truth(np.zeros((ranks, len(faults) + 1), np.int64))
-        self._met = _Met()
+        self._met = _Meeting()
 
     def spend(self, ns: np.ndarray | int, category: int = WORK, who: object = slice(None)) -> None:
         """Let ranks do what they would do without any fault, all alike or with jitter."""
@@ -127,7 +127,7 @@ class World:
         self.t[groups] = leave
 
     def _note(self, groups: np.ndarray, who: np.ndarray, wait: np.ndarray) -> None:
-        """Write down why each member waited."""
+        """Record why each member waited."""
         more = self.delay[who][:, None, :] - self.delay[groups]
         plain = wait - more.sum(axis=2)
         more = np.concatenate([np.maximum(more, 0), np.maximum(plain, 0)[:, :, None]], axis=2)
@@ -167,13 +167,13 @@ class World:
         return Job(ops, spent[order], self.truth, self.faults, self.ranks, true_leave[order])
 
 
-def pairs_and_planes(ranks: int, stages: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_pipeline_groups(ranks: int, stages: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return ranks as [replica, stage], the data parallel groups and their team numbers."""
     grid = np.arange(ranks).reshape(-1, stages)
     return grid, grid.T.copy(), np.arange(stages)
 
 
-def pass_on(world: World, grid: np.ndarray, stage: int, to: int, transfer_ns: int) -> None:
+def send_to_stage(world: World, grid: np.ndarray, stage: int, to: int, transfer_ns: int) -> None:
     """Send from one stage to its neighbour in every replica."""
     pair = np.sort(grid[:, [stage, to]], axis=1)
     teams = 1_000_000 + pair[:, 0] * 10_000 + pair[:, 1]

@@ -30,7 +30,7 @@ from clusterprof.analysis.timeline.collectives.matching import ClockOffset, Rank
 from clusterprof.analysis.timeline.collectives.rows import RankRowBuilder
 from tests.support.synthetic.jobs import CATEGORIES, MS, Job
 from tests.support.synthetic.matching import CollectiveSpans
-from tests.support.synthetic.spans import arrivals
+from tests.support.synthetic.spans import make_spans
 
 COLUMNS = BlameColumns(tuple(range(len(CATEGORIES))), ())
 STEP_NS = 60 * MS
@@ -59,7 +59,7 @@ def make_entries(
     keep: drops or changes spans of all ranks. ahead_ns: by how much the clock of each rank is
     ahead.
     """
-    spans = keep(arrivals(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns))
+    spans = keep(make_spans(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns))
     entries = []
     for rank in range(job.ranks):
         own = spans.take(np.flatnonzero(spans.rank == rank))
@@ -101,7 +101,9 @@ def make_sums(ranks: int, jobs: Sequence[int], history: bool = True) -> BlameSum
     )
 
 
-def plan(entries: Sequence[RankEntry], rows: int, first_rows: int = 70) -> list[JobSlices]:
+def plan_job_slices(
+    entries: Sequence[RankEntry], rows: int, first_rows: int = 70
+) -> list[JobSlices]:
     """Plan slices of about this many rows of a rank."""
     with (
         patch.object(slice_plan, "SLICE_ROWS", rows),
@@ -120,8 +122,8 @@ def _copy(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301, what the test has pickled itself
 
 
-class Runs:
-    """Runs tasks like a pool of workers: pickled, and in any order."""
+class TaskRunner:
+    """Runs tasks like a pool of workers: arguments are pickled, the order is random."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.support.synthetic.jobs import MS, WORK, Fault, Job, World, pairs_and_planes, pass_on
+from tests.support.synthetic.jobs import (
+    MS,
+    WORK,
+    Fault,
+    Job,
+    World,
+    make_pipeline_groups,
+    send_to_stage,
+)
 
 WORLD_TEAM = 999_999
 NODE_RANKS = 8
@@ -14,7 +22,7 @@ LOADING = 0
 JITTER = 0.02
 
 
-def data_parallel(
+def make_data_parallel_job(
     ranks: int,
     faults: tuple[Fault, ...] = (),
     sizes_ns: tuple[int, ...] = (),
@@ -31,13 +39,13 @@ def data_parallel(
     world.decoy = decoy
     everyone = np.arange(ranks)[None, :]
     for _ in range(steps):
-        work(world, work_ns, jitter_ns)
+        do_work(world, work_ns, jitter_ns)
         strike_all(world, sizes_ns, odds)
         world.meet(everyone, np.array([WORLD_TEAM]), 5 * MS)
     return world.job()
 
 
-def nodes_and_world(
+def make_hierarchical_job(
     ranks: int,
     faults: tuple[Fault, ...] = (),
     sizes_ns: tuple[int, ...] = (),
@@ -56,15 +64,15 @@ def nodes_and_world(
     nodes = np.arange(ranks).reshape(-1, min(NODE_RANKS, ranks // 2))
     everyone = np.arange(ranks)[None, :]
     for _ in range(steps):
-        work(world, 25 * MS, jitter_ns)
+        do_work(world, 25 * MS, jitter_ns)
         strike_all(world, sizes_ns, odds)
         world.meet(nodes, np.arange(len(nodes)), 1 * MS)
-        work(world, 25 * MS, jitter_ns)
+        do_work(world, 25 * MS, jitter_ns)
         world.meet(everyone, np.array([WORLD_TEAM]), 5 * MS)
     return world.job()
 
 
-def pipeline(
+def make_pipeline_job(
     ranks: int,
     faults: tuple[Fault, ...] = (),
     sizes_ns: tuple[int, ...] = (),
@@ -83,22 +91,22 @@ def pipeline(
     """
     world = World(ranks, faults, seed)
     world.decoy = decoy
-    grid, planes, teams = pairs_and_planes(ranks, stages)
+    grid, planes, teams = make_pipeline_groups(ranks, stages)
     for _ in range(steps):
         for order in (range(stages), range(stages - 1, -1, -1)):
             path = list(order)
             for _ in range(batches):
                 for here, there in zip(path, [*path[1:], None]):
-                    work(world, 10 * MS, jitter_ns, grid[:, here])
+                    do_work(world, 10 * MS, jitter_ns, grid[:, here])
                     at_stage = [n for n, fault in enumerate(faults) if fault.rank % stages == here]
                     strike_all(world, sizes_ns, odds, at_stage)
                     if there is not None:
-                        pass_on(world, grid, here, there, MS // 10)
+                        send_to_stage(world, grid, here, there, MS // 10)
         world.meet(planes, teams, 5 * MS)
     return world.job()
 
 
-def work(world: World, ns: int, jitter_ns: int, who: np.ndarray | None = None) -> None:
+def do_work(world: World, ns: int, jitter_ns: int, who: np.ndarray | None = None) -> None:
     """Work alike for all, plus or minus jitter."""
     who = np.arange(world.ranks) if who is None else who
     extra = world.random.integers(-jitter_ns, jitter_ns + 1, who.size) if jitter_ns else 0
@@ -118,10 +126,14 @@ def strike_all(
             world.strike(number, sizes_ns[number])
 
 
-LAYOUTS = {"data parallel": data_parallel, "nodes and world": nodes_and_world, "pipeline": pipeline}
+LAYOUTS = {
+    "data parallel": make_data_parallel_job,
+    "nodes and world": make_hierarchical_job,
+    "pipeline": make_pipeline_job,
+}
 
 
-def any_fault(layout: str, ranks: int, seed: int, steps: int = 20, decoy: bool = False) -> Job:
+def draw_fault(layout: str, ranks: int, seed: int, steps: int = 20, decoy: bool = False) -> Job:
     """One fault of a random rank and cause, 10 to 100 % of a step's work, always or 1 in 2.
 
     A decoy is another rank that loads for six tenths of its time and has that much less to work: it

@@ -1,4 +1,4 @@
-"""Put jobs through blame and see whether it names who was at fault."""
+"""Attribute the waits of synthetic jobs and check whether the culprit is named."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMP
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from tests.support.synthetic.jobs import CATEGORIES, Job
-from tests.support.synthetic.scenarios import any_fault
+from tests.support.synthetic.scenarios import draw_fault
 
 
-def booked(job: Job, cuts: tuple[int, ...] = ()) -> WaitTotals:
-    """Blame a job in blocks that begin at the given operations."""
+def blame_job(job: Job, cuts: tuple[int, ...] = ()) -> WaitTotals:
+    """Attribute the waits of a job in blocks that begin at the given operations."""
     books, carry = WaitTotals(job.ranks, CATEGORIES), None
     edges = [0, *sorted(cuts), job.ops.process_group.size]
     for begin, end in itertools.pairwise(edges):
@@ -77,10 +77,10 @@ class Verdict:
     """|caused - truth| of that rank, as a share of all waits."""
 
 
-def judged(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
+def judge_job(layout: str, ranks: int, seed: int, steps: int = 20) -> Verdict:
     """Judge one job with one fault, and a decoy in every other."""
-    job = any_fault(layout, ranks, seed, steps, decoy=seed % 2 == 1)
-    books = booked(job)
+    job = draw_fault(layout, ranks, seed, steps, decoy=seed % 2 == 1)
+    books = blame_job(job)
     assert (
         int(books.victim_ns.sum()) == int(books.culprit_ns.sum()) == int(job.ops.blocked_ns.sum())
     )

@@ -9,8 +9,10 @@ from tests.support.synthetic.jobs import Job
 from tests.support.synthetic.matching import CollectiveSpans
 
 
-def arrivals(job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray) -> CollectiveSpans:
-    """The spans of a job, in any order; `source` is the row of `job.ops`."""
+def make_spans(
+    job: Job, arrive: np.ndarray, leave: np.ndarray, when: np.ndarray
+) -> CollectiveSpans:
+    """Make the spans of a job, in any order; `source` is the row of `job.ops`."""
     ops = job.ops
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     number, seen = np.empty(op.size, np.int64), {}

@@ -154,10 +154,14 @@ class StackTimeSums:
         """Add the samples of the threads that train and load; amounts: float64[n] each, ns."""
         in_wait = lost.phase == PHASE_DATA_WAIT
         by_worker = in_wait & (breakdown.worker_pid > 0) & (breakdown.worker_pid != rank.pid)
+        unsampled = [worker.pid for worker in rank.workers if not _may_have_stacks(worker)]
+        for_unsampled = by_worker & np.isin(breakdown.worker_pid, unsampled)
+        by_worker &= ~for_unsampled
         in_step = lost.phase == PHASE_COMPUTE
-        for_thread = (in_wait & ~by_worker) | (in_step & (breakdown.worker_pid == rank.pid))
+        for_thread = in_wait & ~by_worker & ~for_unsampled
+        for_thread |= in_step & (breakdown.worker_pid == rank.pid)
         by_thread = self._add_feeding_threads(rank, segment, lost, amounts, for_thread)
-        awaits = in_step & (breakdown.worker_pid > 0)
+        awaits = (in_step & (breakdown.worker_pid > 0)) | for_unsampled
         main = _select_samples(rank.main, segment.start_ns, segment.end_ns)
         if main is not None:
             self._add_main(rank, main, lost, amounts, ~by_worker & ~by_thread, awaits)
@@ -327,6 +331,11 @@ class StackTimeSums:
 
 
 _IN_STEPS, _WORKED = "in steps", "worked"
+
+
+def _may_have_stacks(worker: Process) -> bool:
+    """Return whether a worker is sampled, or is one of a data loader: these are, if any process."""
+    return worker.stacks is not None or FetchSpans.kind in worker.spans
 
 
 def _get_needed_state(key: str) -> int:

@@ -46,6 +46,7 @@ from clusterprof.analysis.detectors.awaited_work import (
     ACTIVE_COLUMNS,
     AwaitedWork,
     find_awaited_work,
+    find_feeders,
 )
 from clusterprof.analysis.detectors.base import (
     Claims,
@@ -255,9 +256,10 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
     """
     n = lost.start_ns.size
     rows = (lost.phase == PHASE_DATA_WAIT).nonzero()[0] if rank.marked else np.arange(n)
-    if rows.size == n > 0:
-        return split_data_wait(rank, lost.start_ns, lost.end_ns)
     measured = split_data_wait(rank, lost.start_ns[rows], lost.end_ns[rows]) if rows.size else None
+    measured = _correct_feeders(rank, lost, rows, measured)
+    if measured is not None and rows.size == n:
+        return measured
     shares = np.zeros((len(_SHARE_COLUMNS), n))  # columns are contiguous
     out: dict[str, Any] = dict(zip(_SHARE_COLUMNS, shares))
     out["unknown"][:] = 1.0
@@ -273,6 +275,32 @@ def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown
         out["remote_io"] += reads[1]
         out["unknown"] -= reads[0] + reads[1]
     return DataWaitBreakdown(**out)
+
+
+def _correct_feeders(
+    rank: Rank, lost: LostTime, rows: Int, measured: DataWaitBreakdown | None
+) -> DataWaitBreakdown | None:
+    """Return the breakdown of waits for data with the processes that make the batches.
+
+    rows: int64[m], the waits. Where no span says who makes a batch, the busiest process was taken;
+    bytes show it better.
+    """
+    if measured is None or measured.identified.all():
+        return measured
+    feeders = find_feeders(rank, lost)
+    if feeders is None:
+        return measured
+    guessed = ~measured.identified
+    activity = feeders.activity[rows]
+    columns = {
+        name: np.where(guessed, activity[:, SHARE_NAMES.index(name)], getattr(measured, name))
+        for name in _SHARE_COLUMNS
+    }
+    rest = 1.0 - activity[:, ACTIVE_COLUMNS].sum(axis=1)
+    columns["unknown"] = np.where(guessed, rest, measured.unknown)
+    pids = np.where(guessed, feeders.pids[0], measured.worker_pid)
+    identified = measured.identified | guessed
+    return DataWaitBreakdown(**columns, identified=identified, worker_pid=pids)
 
 
 def _add_awaited_work(columns: Mapping[str, Any], works: Sequence[AwaitedWork]) -> None:

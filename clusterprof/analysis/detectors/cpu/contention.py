@@ -49,7 +49,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof import signals
-from clusterprof.analysis.detectors.awaited_work import find_awaited_work
+from clusterprof.analysis.detectors.awaited_work import list_awaited_work
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
@@ -138,7 +138,7 @@ class CpuContention:
         ]
         starved = [
             work.resource
-            for work in find_awaited_work(rank, lost)
+            for work in list_awaited_work(rank, lost)
             if 2 * sum_claimed_ns(lost, work.runnable_share) > sum_claimed_ns(lost, share)
         ]
         evidence = (waiting, *other_evidence, *pressure_evidence)

@@ -55,6 +55,7 @@ from clusterprof.analysis.detectors.awaited_work import (
     CONNECTION,
     TIMER,
     find_awaited_work,
+    list_awaited_work,
     measure_poll_ratio,
 )
 from clusterprof.analysis.detectors.base import (
@@ -125,6 +126,7 @@ _OUTSIDE_FILES = re.compile(
 _MIN_STACKS = 8
 """Number of samples that say where a thread slept."""
 _MIN_POLL_RATIO = 0.5  # of the sleep
+_MIN_AWAITED_RATIO = 0.1  # of the lost time: less is between two samples
 _MIN_KNOWN_RATIO = 0.5
 """Part of the waits on connections that is known from which the verdict is as sure as of timers."""
 
@@ -167,13 +169,36 @@ class HostAsleep:
             return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
         training, evidence, grade = _claim_training_thread(rank, lost, limits)
         loading = _claim_loading_thread(rank, lost, breakdown)
+        awaited, resource = _claim_awaited_process(rank, lost)
+        if awaited.any():
+            note = f"of that time the training thread waited for {resource}, which slept in a timer"
+            ratio = compute_claimed_mean(lost, awaited)
+            evidence = [Evidence("awaited.in_timer_ratio", ratio, "ratio", note), *evidence]
+            if sum_claimed_ns(lost, awaited) <= sum_claimed_ns(lost, training):
+                resource = ""
+            training = np.minimum(training + awaited, 1.0)
         if loading.any():
             note = "of that time the thread that loads the data slept in a timer"
             ratio = compute_claimed_mean(lost, loading)
             evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
             if sum_claimed_ns(lost, loading) > sum_claimed_ns(lost, training):
                 grade = "B"
-        return Claims(training + loading, grade, tuple(evidence))
+        return Claims(training + loading, grade, tuple(evidence), resource)
+
+
+def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, str]:
+    """Return the share of each segment in which the awaited process slept in a timer, and its name.
+
+    float64[n].
+    """
+    works = [work for work in list_awaited_work(rank, lost) if work.timer_ratio > 0]
+    none = np.zeros(lost.start_ns.size)
+    if not works:
+        return none, ""
+    parts = [(work.share - work.active_share) * work.timer_ratio for work in works]
+    most = max(zip(parts, works), key=lambda pair: sum_claimed_ns(lost, pair[0]))[1]
+    share = np.maximum(np.sum(parts, axis=0), 0.0)
+    return (share, most.resource) if share.mean() >= _MIN_AWAITED_RATIO else (none, "")
 
 
 def _claim_training_thread(

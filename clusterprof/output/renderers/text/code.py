@@ -27,6 +27,8 @@ _MIN_WORK_RATIO = 0.25
 _MIN_UNKNOWN_RATIO, _MIN_UNKNOWN_SAMPLES = 0.25, 8
 UNKNOWN_STACK = "stack not known"
 _ARROW = "→"
+_MIN_WHOLE_RATIO = 0.95
+"""Part of a line's time from which the line that it called stands for all of it."""
 _MAX_FILE_CHARACTERS = 60  # of a short file name; its beginning is cut
 _MAX_FUNCTION_CHARACTERS = 60
 _MAX_PARENTS = 8  # folders before a file name that tell files apart; then the whole path is shown
@@ -174,6 +176,8 @@ def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Describe a line, its function, and the line of a library that it called."""
     text = f"{format_place(line.place, names)} in {format_function(line.place)}"
     called = format_called_line(line, names)
+    if called and line.library_ratio < _MIN_WHOLE_RATIO:
+        called += f" ({100 * line.library_ratio:.0f} % of that)"
     return f"{text} {_ARROW} {called}" if called else text
 
 

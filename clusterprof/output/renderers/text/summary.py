@@ -56,7 +56,7 @@ def build_summary(
         lines.append(("Known cause", _describe_cause(first)))
     else:
         lines.append(("Main cause", _describe_cause(first)))
-    who = _describe_culprits(first)
+    who = _describe_culprits(first, len(report.ranks))
     if who:
         lines.append(("Ranks", who))
     where = code.describe_where(report, first)
@@ -87,10 +87,10 @@ def _describe_cause(first: Finding) -> str:
     )
 
 
-def _describe_culprits(first: Finding) -> str:
+def _describe_culprits(first: Finding, ranks: int) -> str:
     """Describe the culprits, the ranks that waited, and whether culprits change over time."""
     if not first.culprits:
-        return "No single rank: all ranks are affected alike."
+        return "No single rank: all ranks are affected alike." if ranks > 1 else ""
     chief = first.culprits[0]
     comparison = culprits.describe_peer_comparison(first)
     parts = [culprits.summarize_main_culprits(first) + (f": {comparison}" if comparison else "")]

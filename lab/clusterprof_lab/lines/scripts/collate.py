@@ -4,7 +4,7 @@ import time
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from training import FEATURES, SLOW, STEPS, guilty_in_worker, train
+from training import FEATURES, SLOW, STEPS, measure_slow_line_in_worker, train
 
 ITEMS = 8
 LENGTH = 12000 if SLOW else 100
@@ -24,7 +24,7 @@ def pad_batch(items):
     for values in items:
         size = len(values)
         places = range(LENGTH)
-        with guilty_in_worker(spent_ns):
+        with measure_slow_line_in_worker(spent_ns):
             row = [min(values[i] * 2 if i < size else 0.0, 1.0) for i in places]  # guilty
         rows.append(row)
     return torch.tensor([row[:FEATURES] for row in rows]), sum(spent_ns), time.thread_time_ns()

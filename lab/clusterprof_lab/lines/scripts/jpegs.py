@@ -7,7 +7,7 @@ import time
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
-from training import FEATURES, SLOW, STEPS, guilty_in_worker, train
+from training import FEATURES, SLOW, STEPS, measure_slow_line_in_worker, train
 
 ITEMS = 4
 
@@ -29,7 +29,7 @@ class Compose:
     def __call__(self, image):
         spent_ns = []
         for transform in self.transforms:
-            with guilty_in_worker(spent_ns):
+            with measure_slow_line_in_worker(spent_ns):
                 image = transform(image)
         return image, spent_ns[0]
 

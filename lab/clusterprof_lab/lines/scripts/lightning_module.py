@@ -3,9 +3,16 @@
 import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from training import FEATURES, STEPS, Model, guilty, open_device, write_truth_at_end
+from training import (
+    FEATURES,
+    STEPS,
+    Model,
+    measure_slow_line,
+    open_emulated_device,
+    write_truth_at_end,
+)
 
-DEVICE = open_device()
+DEVICE = open_emulated_device()
 watch = write_truth_at_end(DEVICE)
 
 
@@ -19,7 +26,7 @@ class Net(lightning.LightningModule):
         watch(index)
         loss = self.model(batch[0]).square().mean()
         torch.cuda.synchronize()
-        with guilty():
+        with measure_slow_line():
             self.history = [0.99 * value + 0.01 * index for value in self.history]  # guilty
         return loss
 

@@ -5,7 +5,7 @@ import os
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from training import SLOW, STEPS, guilty, train
+from training import SLOW, STEPS, measure_slow_line, train
 
 records = open(os.devnull, "w")  # noqa: SIM115
 NORMS = {f"norm/layer-{i}": i / 7 for i in range(8000 if SLOW else 10)}
@@ -25,7 +25,7 @@ def collate(items):
 
 def log_step(device, loss, step):
     torch.cuda.synchronize()
-    with guilty():
+    with measure_slow_line():
         print(json.dumps({"loss": loss.item(), **NORMS}, indent=1), file=records)  # guilty
 
 

@@ -5,7 +5,7 @@ import time
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset
-from training import FEATURES, SLOW, STEPS, guilty_in_worker, train
+from training import FEATURES, SLOW, STEPS, measure_slow_line_in_worker, train
 
 ITEMS = 4
 WORDS = 800 if SLOW else 40
@@ -33,7 +33,7 @@ class Texts(Dataset):
     def __getitem__(self, index):
         spent_ns = []
         text = TEXT.lower().replace("word", f"wor{index % 10}d")
-        with guilty_in_worker(spent_ns):
+        with measure_slow_line_in_worker(spent_ns):
             tokens = self.tokenizer.encode(text).ids  # guilty
         return torch.tensor(tokens[:FEATURES]) / len(TEXT), spent_ns[0]
 

@@ -1,4 +1,4 @@
-"""What the scripts have in common: a model on an emulated accelerator, its loop, stopwatches.
+"""Shared by the scripts: a model on an emulated accelerator, its training loop, stopwatches.
 
 A script calls `train` with its data loader and hooks. At the end each rank writes its truth to
 `TRUTH-<rank>.json` beside the recording: the idle time of its device inside the steps, the part of
@@ -33,23 +33,23 @@ fetch_ns = [0, 0]
 
 
 @contextmanager
-def guilty():
-    """Measure the guilty line in the training thread."""
+def measure_slow_line():
+    """Measure the time of the slow line in the training thread."""
     begin_ns = time.monotonic_ns()
     yield
     stopwatch_ns.append((begin_ns, time.monotonic_ns()))
 
 
 @contextmanager
-def guilty_in_worker(spent_ns: list[int]):
-    """Add the CPU time of the guilty line to a list, in a thread that loads batches."""
+def measure_slow_line_in_worker(spent_ns: list[int]):
+    """Add the CPU time of the slow line to a list, in a thread that loads batches."""
     begin_ns = time.thread_time_ns()
     yield
     spent_ns.append(time.thread_time_ns() - begin_ns)
 
 
-def open_device() -> EmulatedAccelerator:
-    """Open the emulated device and put it under torch.cuda, as far as a host waits for it."""
+def open_emulated_device() -> EmulatedAccelerator:
+    """Open the emulated device and patch torch.cuda's synchronization to wait for it."""
     device, owner, cuda = EmulatedAccelerator.from_environment(), os.getpid(), torch.cuda
     cuda.is_initialized = lambda: os.getpid() == owner
     cuda.current_device = lambda: 0
@@ -96,7 +96,7 @@ def train(
     torch.set_num_threads(1)
     if WORLD_SIZE > 1:
         dist.init_process_group("gloo")
-    device = open_device()
+    device = open_emulated_device()
     model = Model(device, int(step_ms * 1e6 / 12))
     prepare(model)
     if WORLD_SIZE > 1:

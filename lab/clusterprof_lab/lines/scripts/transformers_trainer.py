@@ -5,10 +5,17 @@ import time
 
 import torch
 from torch.utils.data import Dataset
-from training import FEATURES, STEPS, Model, guilty, open_device, write_truth_at_end
+from training import (
+    FEATURES,
+    STEPS,
+    Model,
+    measure_slow_line,
+    open_emulated_device,
+    write_truth_at_end,
+)
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-DEVICE = open_device()
+DEVICE = open_emulated_device()
 watch = write_truth_at_end(DEVICE)
 
 
@@ -33,7 +40,7 @@ class Net(torch.nn.Module):
 class Limit(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         watch(state.global_step)
-        with guilty():
+        with measure_slow_line():
             time.sleep(0.05)  # guilty
 
 

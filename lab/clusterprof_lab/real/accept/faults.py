@@ -31,7 +31,7 @@ PREPROCESSING = frozenset({"cpu-preprocess"})
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One thing that an analysis must find."""
+    """A cause that an analysis must find."""
 
     causes: frozenset[str]
     """Any of these, which count together."""
@@ -114,7 +114,7 @@ SCENARIOS = (
 )
 
 
-def command_options(scenario: Scenario, steps: int, data: str) -> list[str]:
+def list_script_options(scenario: Scenario, steps: int, data: str) -> list[str]:
     """Return the options of the script, the same on every node."""
     return [f"--steps={steps}", f"--data={data}", *_JOB, *scenario.options]
 
@@ -129,7 +129,7 @@ def make_records(path: Path) -> Path:
 
 
 @contextmanager
-def slow_disk(node: Node, records: Path) -> Iterator[tuple[str, Sequence[str]]]:
+def mount_slow_disk(node: Node, records: Path) -> Iterator[tuple[str, Sequence[str]]]:
     """Give a node a slow disk with the records; return their path there and options to add.
 
     A loop device with a file system of the node's own, throttled for the whole machine (nobody
@@ -167,7 +167,7 @@ def slow_disk(node: Node, records: Path) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 @contextmanager
-def hogs(node: Node, count: int = 3) -> Iterator[None]:
+def run_cpu_hogs(node: Node, count: int = 3) -> Iterator[None]:
     """Keep a node's CPU busy with endless loops."""
     loop = (sys.executable, "-I", "-c", "while True: pass")
     # A session each: the scheduler may share the CPU out to sessions before it does to processes.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof_lab.real.accept.faults import SYNCHRONIZATION, Expected, Scenario
-from clusterprof_lab.real.accept.truth import WORK, shares
+from clusterprof_lab.real.accept.truth import WORK, compute_shares
 
 OFF_AT_MOST_RATIO = 0.03
 CLEAN_BELOW_RATIO = 0.03
@@ -27,8 +27,8 @@ Shares = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One thing that was to be found in one run."""
+class ExpectedResult:
+    """An expected cause and what the analysis said of it."""
 
     found: str
     """The finding in that place."""
@@ -40,11 +40,11 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One recording, judged."""
+class JudgedRun:
+    """One judged recording."""
 
     scenario: str
-    lines: tuple[Line, ...]
+    lines: tuple[ExpectedResult, ...]
     inversions: tuple[str, ...]
     """Who was named and had caused nothing."""
     guilty: frozenset[int]
@@ -58,7 +58,7 @@ class Run:
         return not self.inversions and not any(line.wrong for line in self.lines)
 
 
-def analyzed(recording: Path) -> list[dict[str, Any]]:
+def analyze_recording(recording: Path) -> list[dict[str, Any]]:
     """Return the findings inside steps, largest first, as the command line gives them."""
     command = [sys.executable, "-m", "clusterprof", "analyze", str(recording), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -69,55 +69,58 @@ def analyzed(recording: Path) -> list[dict[str, Any]]:
     ]
 
 
-def judged(scenario: Scenario, findings: Sequence[dict[str, Any]], measured: dict[str, Any]) -> Run:
+def judge_findings(
+    scenario: Scenario, findings: Sequence[dict[str, Any]], measured: dict[str, Any]
+) -> JudgedRun:
     """Judge the findings of one run; `said` is what `truth` returned."""
-    true = _by_cause(measured)
+    true = _sum_by_cause(measured)
     host = {row["rank"]: row["host"] for row in measured["ranks"]}
     inversions = [
-        f"{finding['cause']}: {_name(finding)}"
+        f"{finding['cause']}: {_format_cause(finding)}"
         for finding in findings
         if finding["share_ratio"] >= NAMED_FROM_RATIO
-        and _named(finding) is not None
-        and _caused(true, _named(finding)) < CAUSED_AT_LEAST_RATIO
+        and _get_cause_id(finding) is not None
+        and _sum_caused(true, _get_cause_id(finding)) < CAUSED_AT_LEAST_RATIO
     ]
     if not scenario.expected:
-        lines = [_clean(findings, true)]
+        lines = [_judge_clean_run(findings, true)]
     else:
         lines = [
-            _line(place, expected, findings, true, _guilty(expected, host))
+            _judge_expected(place, expected, findings, true, _find_culprits(expected, host))
             for place, expected in enumerate(scenario.expected)
         ]
-    guilty = frozenset().union(*(_guilty(expected, host) for expected in scenario.expected))
-    return Run(scenario.name, tuple(lines), tuple(inversions), guilty)
+    guilty = frozenset().union(*(_find_culprits(expected, host) for expected in scenario.expected))
+    return JudgedRun(scenario.name, tuple(lines), tuple(inversions), guilty)
 
 
-def _by_cause(measured: dict[str, Any]) -> Shares:
-    """The truth under the names an analysis has: work that others wait for is synchronization."""
-    out = dict(shares(measured))
+def _sum_by_cause(measured: dict[str, Any]) -> Shares:
+    """Sum the truth by cause as an analysis names them: work that others wait for is
+    synchronization."""
+    out = dict(compute_shares(measured))
     work = out.pop(WORK, {})
     return {**out, **dict.fromkeys(SYNCHRONIZATION, work)}
 
 
-def _sum(true: Shares, causes: frozenset[str]) -> float:
+def _sum_causes(true: Shares, causes: frozenset[str]) -> float:
     kept = causes - (SYNCHRONIZATION - {min(SYNCHRONIZATION)})  # both names stand for one amount
     return sum(sum(true.get(cause, {}).values()) for cause in kept)
 
 
-def _caused(true: Shares, rank: int) -> float:
+def _sum_caused(true: Shares, rank: int) -> float:
     names = true.keys() - (SYNCHRONIZATION - {min(SYNCHRONIZATION)})
     return sum(true[cause].get(rank, 0.0) for cause in names)
 
 
-def _guilty(expected: Expected, host: Mapping[int, str]) -> frozenset[int]:
+def _find_culprits(expected: Expected, host: Mapping[int, str]) -> frozenset[int]:
     names = {f"node{node}" for node in expected.nodes}
     return expected.ranks | {rank for rank, name in host.items() if name in names}
 
 
-def _named(finding: dict[str, Any]) -> Any:
+def _get_cause_id(finding: dict[str, Any]) -> Any:
     return finding["culprits"][0]["rank"] if finding["culprits"] else None
 
 
-def _name(finding: dict[str, Any] | None) -> str:
+def _format_cause(finding: dict[str, Any] | None) -> str:
     if finding is None or not finding["culprits"]:
         return "nobody"
     first = finding["culprits"][0]
@@ -125,7 +128,7 @@ def _name(finding: dict[str, Any] | None) -> str:
     return f"{first['node']}{rank}"
 
 
-def _clean(findings: Sequence[dict[str, Any]], true: Shares) -> Line:
+def _judge_clean_run(findings: Sequence[dict[str, Any]], true: Shares) -> ExpectedResult:
     first = findings[0] if findings else None
     share = first["share_ratio"] if first else 0.0
     wrong = (f"{CLEAN_BELOW_RATIO:.0%} or more",) if share >= CLEAN_BELOW_RATIO else ()
@@ -133,34 +136,39 @@ def _clean(findings: Sequence[dict[str, Any]], true: Shares) -> Line:
     most = sum(culprits.values())
     if wrong and most >= CLEAN_BELOW_RATIO:
         wrong = (f"{wrong[0]}; so say the stopwatches: the machine was not clean",)
-    return Line(first["cause"] if first else "nothing", _name(first), share, most, wrong)
+    return ExpectedResult(
+        first["cause"] if first else "nothing", _format_cause(first), share, most, wrong
+    )
 
 
-def _line(
+def _judge_expected(
     place: int,
     expected: Expected,
     findings: Sequence[dict[str, Any]],
     true: Shares,
     guilty: frozenset[int],
-) -> Line:
+) -> ExpectedResult:
     """What was found of one expected thing; the first must come first, others must be there."""
     mine = [finding for finding in findings if finding["cause"] in expected.causes]
-    share, wanted = sum(finding["share_ratio"] for finding in mine), _sum(true, expected.causes)
+    share, wanted = (
+        sum(finding["share_ratio"] for finding in mine),
+        _sum_causes(true, expected.causes),
+    )
     first = mine[0] if mine else None
     wrong = []
     if not place and findings and findings[0]["cause"] not in expected.causes:
         wrong.append(f"first is {findings[0]['cause']} {findings[0]['share_ratio']:.1%}")
     if first is None:
         wrong.append("not found")
-    elif guilty and _named(first) not in guilty:
+    elif guilty and _get_cause_id(first) not in guilty:
         wrong.append("not the culprit")
     if abs(share - wanted) > OFF_AT_MOST_RATIO:
         wrong.append("share")
     name = first["cause"] if first else "/".join(sorted(expected.causes))
-    return Line(name, _name(first), share, wanted, tuple(wrong))
+    return ExpectedResult(name, _format_cause(first), share, wanted, tuple(wrong))
 
 
-def lines_of(number: int, run: Run) -> list[str]:
+def format_rows(number: int, run: JudgedRun) -> list[str]:
     """Return the rows of a run in the table."""
     out = []
     for line in run.lines:
@@ -180,7 +188,7 @@ HEADER = (
 )
 
 
-def summary(runs: Sequence[Run]) -> list[str]:
+def format_summary(runs: Sequence[JudgedRun]) -> list[str]:
     """Return totals, and how rules of thumb did on the same recordings."""
     right, inverted = sum(run.right for run in runs), sum(bool(run.inversions) for run in runs)
     lines = [f"{right} of {len(runs)} runs right, {inverted} with a victim blamed"]

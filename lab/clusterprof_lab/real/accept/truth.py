@@ -35,15 +35,15 @@ Sums = dict[tuple[str, int], float]
 """(cause, culprit) -> ns."""
 
 
-def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def compute_truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return sums per rank in ns, and all lost time as rows (cause, culprit, victim, ns).
 
     `ranks`: what each printed, in order. The culprit of what was on its way is `NOBODY`.
     """
     lost_sums: list[Sums] = [defaultdict(float) for _ in ranks]
-    rows = [_row(log) for log in ranks]
+    rows = [_parse_log(log) for log in ranks]
     for step in range(ranks[0]["steps"]):
-        for row, step_sums in zip(rows, _step(ranks, step, lost_sums)):
+        for row, step_sums in zip(rows, _add_step(ranks, step, lost_sums)):
             for name, ns in step_sums.items():
                 row[name] += ns
     lost = [
@@ -55,12 +55,12 @@ def truth(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"steps": ranks[0]["steps"], "ranks": rows, "lost": lost}
 
 
-def _row(log: dict[str, Any]) -> dict[str, Any]:
+def _parse_log(log: dict[str, Any]) -> dict[str, Any]:
     zeros = dict.fromkeys((*SUMS, "last_times"), 0)
     return {"rank": log["rank"], "host": log["host"], "total_ns": log["total_ns"], **zeros}
 
 
-def _step(ranks: Sequence[dict[str, Any]], step: int, lost: list[Sums]) -> list[dict[str, int]]:
+def _add_step(ranks: Sequence[dict[str, Any]], step: int, lost: list[Sums]) -> list[dict[str, int]]:
     """Add one step's lost time to `lost`; return each rank's sums of the step."""
     marks = [{name: at[step] for name, at in log["stamps"].items()} for log in ranks]
     before = [log["stamps"]["left_ns"][step - 1] if step else log["began_ns"] for log in ranks]
@@ -71,8 +71,8 @@ def _step(ranks: Sequence[dict[str, Any]], step: int, lost: list[Sums]) -> list[
         own: Sums = defaultdict(float)
         own[TRANSFER, NOBODY] += before[rank] - common
         delayed = mark["asked_delay_ns"] - (rested[rank] or mark["asked_delay_ns"])
-        _worked(own, mark["asked_ns"] - before[rank], delayed)
-        for cause, ns in _data_wait(mark, log["items"]).items():
+        _split_work(own, mark["asked_ns"] - before[rank], delayed)
+        for cause, ns in _split_data_wait(mark, log["items"]).items():
             own[cause, OWN] += ns
             lost[rank][cause, rank] += ns
         spent.append(own)
@@ -80,24 +80,26 @@ def _step(ranks: Sequence[dict[str, Any]], step: int, lost: list[Sums]) -> list[
         taker = giver + 1
         come = {giver: marks[giver]["received_ns"], taker: marks[taker]["got_ns"]}
         go = {giver: marks[giver]["passed_ns"], taker: marks[taker]["received_ns"]}
-        _meet(come, go, spent, lost)
+        _charge_operation(come, go, spent, lost)
     for own, mark in zip(spent, marks):
         delayed = mark["arrived_delay_ns"] - mark["got_delay_ns"]
-        _worked(own, mark["arrived_ns"] - mark["passed_ns"], delayed)
+        _split_work(own, mark["arrived_ns"] - mark["passed_ns"], delayed)
     come = {rank: mark["arrived_ns"] for rank, mark in enumerate(marks)}
-    _meet(come, {rank: mark["left_ns"] for rank, mark in enumerate(marks)}, spent, lost)
-    return _sums(marks, come)
+    _charge_operation(come, {rank: mark["left_ns"] for rank, mark in enumerate(marks)}, spent, lost)
+    return _sum_marks(marks, come)
 
 
-def _worked(own: Sums, ns: int, delayed: int) -> None:
-    """Working, and ready to: what the CPU gave to others is contention."""
+def _split_work(own: Sums, ns: int, delayed: int) -> None:
+    """Split time into running and ready to run: CPU time taken by others is contention."""
     delayed = min(delayed, ns)
     own[CONTENTION, OWN] += delayed
     own[WORK, OWN] += ns - delayed
 
 
-def _data_wait(mark: Mapping[str, int], items: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Share the wait for a batch out to what the worker did meanwhile."""
+def _split_data_wait(
+    mark: Mapping[str, int], items: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Split the wait for a batch by what the worker did meanwhile."""
     asked, got = mark["asked_ns"], mark["got_ns"]
     out = dict.fromkeys((STORAGE, PREPROCESS, CONTENTION), 0.0)
     for begun, read, made, *delays in zip(*items.values()):
@@ -117,23 +119,23 @@ def _data_wait(mark: Mapping[str, int], items: Mapping[str, Sequence[int]]) -> d
     return out
 
 
-def _meet(
+def _charge_operation(
     come: Mapping[int, int], go: Mapping[int, int], spent: list[Sums], lost: list[Sums]
 ) -> None:
-    """Charge an operation: waits for the last to arrive, then the transfer."""
+    """Charge an operation: the waits for the last rank to arrive, then the transfer."""
     latest = max(come.values())
     last = next(rank for rank, at in come.items() if at == latest)
-    shares = {rank: _shares(rank, last, spent, latest - at) for rank, at in come.items()}
+    shares = {rank: _split_wait(rank, last, spent, latest - at) for rank, at in come.items()}
     for rank, share in shares.items():
         for key, ns in (*share, ((TRANSFER, NOBODY), go[rank] - max(latest, come[rank]))):
             lost[rank][key] += ns
             spent[rank][key] += ns
 
 
-def _shares(
+def _split_wait(
     rank: int, last: int, spent: list[Sums], wait: int
 ) -> list[tuple[tuple[str, int], float]]:
-    """What the last had spent more of shares the wait in proportion."""
+    """Split a wait in proportion to what the last rank spent more of."""
     mine, theirs = spent[rank], spent[last]
     more = {}
     for (cause, culprit), ns in theirs.items():
@@ -145,7 +147,7 @@ def _shares(
     return [(key, wait * ns / total) for key, ns in more.items()] if wait else []
 
 
-def _sums(marks: Sequence[Mapping[str, int]], come: Mapping[int, int]) -> list[dict[str, int]]:
+def _sum_marks(marks: Sequence[Mapping[str, int]], come: Mapping[int, int]) -> list[dict[str, int]]:
     latest = max(come.values())
     last = next(rank for rank, at in come.items() if at == latest)
     return [
@@ -164,7 +166,7 @@ def _sums(marks: Sequence[Mapping[str, int]], come: Mapping[int, int]) -> list[d
     ]
 
 
-def shares(measured: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+def compute_shares(measured: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     """Return the share of the time in steps by cause and culprit, as an analysis should find it."""
     in_step_ns = sum(row["total_ns"] for row in measured["ranks"])
     out: dict[str, dict[int, float]] = {}
@@ -174,7 +176,7 @@ def shares(measured: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     return out
 
 
-def table(measured: dict[str, Any]) -> str:
+def format_truth(measured: dict[str, Any]) -> str:
     """Return the truth as two tables, in milliseconds per step and in percent of all time."""
     steps = measured["steps"]
     titles = ("step", *SUMS.values())
@@ -182,7 +184,9 @@ def table(measured: dict[str, Any]) -> str:
     for row in measured["ranks"]:
         cells = "".join(f"{row[name] / steps / 1e6:>11.1f}" for name in ("total_ns", *SUMS))
         lines.append(f"  {row['rank']:<4} {row['host']:<6} {cells}{row['last_times']:>9} x")
-    for cause, by in sorted(shares(measured).items(), key=lambda entry: -sum(entry[1].values())):
+    for cause, by in sorted(
+        compute_shares(measured).items(), key=lambda entry: -sum(entry[1].values())
+    ):
         culprits = sorted(by.items(), key=lambda entry: -entry[1])
         names = (f"{'nobody' if who < 0 else f'rank {who}'} {ns:.1%}" for who, ns in culprits)
         lines.append(f"  {cause:<15} {sum(by.values()):>6.1%}   {', '.join(names)}")

@@ -79,17 +79,17 @@ class Place:
         """Items of a batch (`items` of the scenario)."""
         return int(self.options.get("items", ITEMS_PER_BATCH))
 
-    def number(self, name: str, otherwise: float) -> float:
+    def get_number(self, name: str, otherwise: float) -> float:
         """Return a number of the scenario's `real:` section."""
         return float(self.options.get(name, otherwise))
 
-    def path(self, name: str) -> Path:
+    def make_path(self, name: str) -> Path:
         """Return a path below the folder that no other node of the same folder uses."""
         own = Path(name)
         node_suffix = "" if self.node is None else f"-{self.node.name}"
         return self.folder / f"{own.stem}{node_suffix}{self.label}{own.suffix}"
 
-    def within(self, *command: str) -> list[str]:
+    def make_node_command(self, *command: str) -> list[str]:
         """Return the command line that runs a command in the node's mounts and network.
 
         It stays in this machine's process namespace, so its number is the one that `Popen` says.
@@ -115,7 +115,7 @@ class Options:
     switch: Callable[[bool], None] | None = None
     """Puts the fault on or off while the job runs; None = it cannot be, or there is none."""
 
-    def and_also(self, other: Options) -> Options:
+    def combine(self, other: Options) -> Options:
         """Return these options with those of a second fault of the same node."""
         return replace(
             self,
@@ -161,11 +161,11 @@ def now_ns() -> int:
     return time.monotonic_ns()
 
 
-def read_options(path: str, reads: int, read_bytes: int) -> list[str]:
+def make_read_options(path: str, reads: int, read_bytes: int) -> list[str]:
     """Return the script's options for so many reads per item."""
     return [f"--data={path}", f"--reads={reads}", f"--read-bytes={read_bytes}"]
 
 
-def root_only(what: str) -> str:
-    """Return why this user may not, "" for root."""
+def check_root(what: str) -> str:
+    """Return why this user may not do it, "" for root."""
     return "" if os.geteuid() == 0 else f"{what} needs root"

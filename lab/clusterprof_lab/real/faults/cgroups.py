@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof_lab.real.faults.processes import undoing
+from clusterprof_lab.real.faults.processes import run_at_end
 
 MOUNTED = Path("/sys/fs/cgroup")
 _NAME = "clusterprof-lab-"
@@ -37,7 +37,7 @@ class Controller:
         return ""
 
 
-def controller(name: str) -> Controller | str:
+def find_controller(name: str) -> Controller | str:
     """Return where a controller's groups are made, or why there is none."""
     first = MOUNTED / name
     if (first / "cgroup.procs").exists() and not (first / "cgroup.controllers").exists():
@@ -48,9 +48,9 @@ def controller(name: str) -> Controller | str:
     return f"the kernel offers no cgroup controller {name!r} here"
 
 
-def why_not(name: str) -> str:
+def check_controller(name: str) -> str:
     """Return why groups of a controller cannot be made, "" when they can."""
-    mounted = controller(name)
+    mounted = find_controller(name)
     return mounted if isinstance(mounted, str) else mounted.why_not_here()
 
 
@@ -65,25 +65,25 @@ class Group:
         """Write a value to the file of that name in version 1, in version 2."""
         (self.folder / (first if self.controller.version == 1 else second)).write_text(str(value))
 
-    def counts(self, file: str) -> dict[str, int]:
+    def read_counts(self, file: str) -> dict[str, int]:
         """Return a file of names and numbers, such as `cpu.stat`; {} when there is none."""
         with suppress(OSError, ValueError):
             lines = (self.folder / file).read_text().splitlines()
             return {name: int(value) for name, value in (line.split()[:2] for line in lines)}
         return {}
 
-    def enter(self, pid: int) -> None:
+    def add_process(self, pid: int) -> None:
         """Move a process into the group."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
 
 @contextmanager
-def group(name: str, label: str, parent: Path | None = None) -> Iterator[Group]:
+def make_group(name: str, label: str, parent: Path | None = None) -> Iterator[Group]:
     """Make a group of a controller; it goes at the end, or when this process does.
 
     `parent`: below this group of version 1 instead of the root. RuntimeError without a controller.
     """
-    mounted = controller(name)
+    mounted = find_controller(name)
     if isinstance(mounted, str):
         raise RuntimeError(mounted)
     # Version 2 allows no processes beside child groups, so a parent counts in version 1 only.
@@ -93,10 +93,10 @@ def group(name: str, label: str, parent: Path | None = None) -> Iterator[Group]:
         if mounted.version == 2:
             (base / "cgroup.subtree_control").write_text(f"+{name}")
         folder.mkdir()
-        stack.enter_context(undoing(_REMOVE, str(folder)))
+        stack.enter_context(run_at_end(_REMOVE, str(folder)))
         yield Group(mounted, folder)
 
 
-def left_over() -> list[Path]:
+def list_remaining_groups() -> list[Path]:
     """Return all groups of this process that still exist."""
     return sorted(MOUNTED.rglob(f"{_NAME}{os.getpid()}-*"))

@@ -19,7 +19,7 @@ _LEAST_US = 2_000  # the kernel takes no less than 1,000
 class CpuQuota:
     """The quota is what the node's ranks need per step, spread over a slowed step.
 
-    They need their decoding, `cpu_of_step` of the scenario (0.7) of a clean step together,
+    They need their decoding, `get_decode_cpu_ratio` of the scenario (0.7) of a clean step together,
     and `other_ms` (10) each for everything else. Of the time in which a batch is awaited they run
     for the part of the quota in a period: the less they need, the more of it is the quota's. It
     stops all threads of a rank, the main thread as well.
@@ -29,16 +29,18 @@ class CpuQuota:
 
     def why_not_here(self) -> str:
         """Return why no quota can be set, "" when one can."""
-        return cgroups.why_not("cpu")
+        return cgroups.check_controller("cpu")
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Make a group with the quota for the ranks to enter."""
-        decode_ms = decoding_ms(place)
-        need_ms = place.ranks * (decode_ms + place.number("other_ms", 10.0))
-        period_us = round(1000 * place.number("period_ms", PERIOD_US / 1000))
-        with cgroups.group("cpu", place.path("quota").name, cpu_group(place)) as group:
-            log = Log(place.path("cpu-quota.jsonl"))
+        decode_ms = compute_decoding_ms(place)
+        need_ms = place.ranks * (decode_ms + place.get_number("other_ms", 10.0))
+        period_us = round(1000 * place.get_number("period_ms", PERIOD_US / 1000))
+        with cgroups.make_group(
+            "cpu", place.make_path("quota").name, make_cpu_group(place)
+        ) as group:
+            log = Log(place.make_path("cpu-quota.jsonl"))
             quota_us = max(_LEAST_US, round(need_ms * 1e6 / place.slowed_ns * period_us))
 
             def switch(on: bool) -> None:
@@ -56,26 +58,31 @@ class CpuQuota:
                 switch(True)
                 yield Options(script, group.folder, log=log.path, switch=switch)
             if not place.clean:
-                counts = group.counts("cpu.stat")
+                counts = group.read_counts("cpu.stat")
                 log.write(start_ns, now_ns(), "cpu-throttled", quota_us=quota_us, stat=counts)
 
 
-def cpus_of(place: Place) -> list[int]:
+def list_cpus(place: Place) -> list[int]:
     """Return the CPUs on which the ranks run."""
     return sorted(os.sched_getaffinity(0)) if place.node is None else [place.node.cpu]
 
 
-def cpu_of_step(place: Place) -> float:
+def get_decode_cpu_ratio(place: Place) -> float:
     """Return which part of the node's CPUs the clean job's decoding takes."""
-    return place.number("cpu_of_step", CPU_OF_STEP)
+    return place.get_number("cpu_of_step", CPU_OF_STEP)
 
 
-def decoding_ms(place: Place) -> float:
-    """Return how much a rank decodes per step when that takes `cpu_of_step` of the ranks' CPUs."""
-    return cpu_of_step(place) * place.step_ns / 1e6 * min(1.0, len(cpus_of(place)) / place.ranks)
+def compute_decoding_ms(place: Place) -> float:
+    """Return the decode time of a step that uses `get_decode_cpu_ratio` of its CPUs, ms."""
+    return (
+        get_decode_cpu_ratio(place)
+        * place.step_ns
+        / 1e6
+        * min(1.0, len(list_cpus(place)) / place.ranks)
+    )
 
 
-def cpu_group(place: Place) -> Path | None:
+def make_cpu_group(place: Place) -> Path | None:
     """Return the node's own group of the controller `cpu`, None when it has none."""
     return getattr(place.node, "cpu_group", None)
 

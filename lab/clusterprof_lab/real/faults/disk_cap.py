@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clusterprof_lab.real.faults import disks
-from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
+from clusterprof_lab.real.faults.base import Log, Options, Place, make_read_options, now_ns
 
 DATA_MB = 64
 READ_BYTES = 327_680
 _CAUSE = "storage-local"
 
 
-def data_bytes(place: Place) -> int:
+def get_data_bytes(place: Place) -> int:
     """Return the size of the data set: `data_mb` of the scenario, or 64 MiB."""
-    return round(place.number("data_mb", DATA_MB)) << 20
+    return round(place.get_number("data_mb", DATA_MB)) << 20
 
 
 class DiskCap:
@@ -36,14 +36,14 @@ class DiskCap:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a slow disk with records; reads go past the page cache."""
-        with disks.disk(place, "disk-cap", data_bytes(place)) as disk:
-            data = disk.put("records", data_bytes(place), place)
-            log = Log(place.path("disk-cap.jsonl"))
+        with disks.mount_disk(place, "disk-cap", get_data_bytes(place)) as disk:
+            data = disk.write_data("records", get_data_bytes(place), place)
+            log = Log(place.make_path("disk-cap.jsonl"))
             batch_bytes = place.items * READ_BYTES * place.ranks
             rate = 0 if place.clean else batch_bytes * 1_000_000_000 // place.slowed_ns
-            options = Options(read_options(str(data), 1, READ_BYTES), log=log.path)
+            options = Options(make_read_options(str(data), 1, READ_BYTES), log=log.path)
             if "period_s" in place.options and not place.clean:
-                with _wandering(place, disk, log, rate):
+                with _move_slow_disk(place, disk, log, rate):
                     yield options
                 return
             start_ns = now_ns()
@@ -54,8 +54,8 @@ class DiskCap:
 
 
 @contextmanager
-def _wandering(place: Place, disk: disks.Disk, log: Log, rate: int) -> Iterator[None]:
-    period_ns = round(place.number("period_s", 4.0) * 1e9)
+def _move_slow_disk(place: Place, disk: disks.Disk, log: Log, rate: int) -> Iterator[None]:
+    period_ns = round(place.get_number("period_s", 4.0) * 1e9)
     turns = int(place.options.get("turns", max(len(place.nodes), 1)))
     names = [node.name for node in place.nodes]
     own = names.index(place.node.name) if place.node is not None and names else 0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from clusterprof_lab.real.faults import disks, processes
-from clusterprof_lab.real.faults.base import Log, Options, Place, now_ns, read_options
-from clusterprof_lab.real.faults.disk_cap import READ_BYTES, data_bytes
+from clusterprof_lab.real.faults.base import Log, Options, Place, make_read_options, now_ns
+from clusterprof_lab.real.faults.disk_cap import READ_BYTES, get_data_bytes
 
 NEIGHBOURS = 4
 # Threads, each with one read under way past the page cache; a read leaves the interpreter free.
@@ -40,19 +40,21 @@ class DiskNeighbour:
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Mount a disk with records and let others read it too."""
-        size = data_bytes(place)
+        size = get_data_bytes(place)
         with ExitStack() as stack:
-            disk = stack.enter_context(disks.disk(place, "disk-neighbour", 2 * size))
-            data = disk.put("records", size, place)
-            others = disk.put("others", size, place)
-            log = Log(place.path("disk-neighbour.jsonl"))
+            disk = stack.enter_context(disks.mount_disk(place, "disk-neighbour", 2 * size))
+            data = disk.write_data("records", size, place)
+            others = disk.write_data("others", size, place)
+            log = Log(place.make_path("disk-neighbour.jsonl"))
             turns = place.items * (place.ranks + NEIGHBOURS)
             disk.limit("read", turns * READ_BYTES * 1_000_000_000 // place.slowed_ns)
             start_ns = now_ns()
             if not place.clean:
-                read = processes.python(_READ, str(others), str(READ_BYTES), str(NEIGHBOURS))
-                stack.enter_context(processes.running(place.within(*read)))
-            yield Options(read_options(str(data), 1, READ_BYTES), log=log.path)
+                read = processes.make_python_command(
+                    _READ, str(others), str(READ_BYTES), str(NEIGHBOURS)
+                )
+                stack.enter_context(processes.keep_running(place.make_node_command(*read)))
+            yield Options(make_read_options(str(data), 1, READ_BYTES), log=log.path)
             if not place.clean:
                 log.write(start_ns, now_ns(), "storage-local", neighbours=NEIGHBOURS)
 

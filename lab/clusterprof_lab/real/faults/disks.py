@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clusterprof_lab.real.faults import processes
-from clusterprof_lab.real.faults.base import Place, root_only
+from clusterprof_lab.real.faults.base import Place, check_root
 
 THROTTLE = Path("/sys/fs/cgroup/blkio")
 IMAGES = Path("/dev/shm")
@@ -30,10 +30,10 @@ _UNTHROTTLE = "; ".join(
 
 def why_not_here() -> str:
     """Return why no slow disk can be made, "" when one can."""
-    reason = root_only("a loop device")
+    reason = check_root("a loop device")
     if reason:
         return reason
-    reason = processes.missing("losetup", "mkfs.ext4", "mount", "umount", "nsenter")
+    reason = processes.list_missing_commands("losetup", "mkfs.ext4", "mount", "umount", "nsenter")
     if reason:
         return reason
     if not Path("/dev/loop-control").exists():
@@ -60,7 +60,7 @@ class Disk:
         rule = f"{self.number} {bytes_per_second}"
         (THROTTLE / f"blkio.throttle.{way}_bps_device").write_text(rule)
 
-    def put(self, name: str, size: int, place: Place) -> Path:
+    def write_data(self, name: str, size: int, place: Place) -> Path:
         """Write a file of random bytes that is not in the page cache; return the job's path."""
         block = place.random.bytes(_CHUNK)
         with (self.reach / name).open("wb") as file:
@@ -68,56 +68,58 @@ class Disk:
                 file.write(block[: min(_CHUNK, size - start)])
             file.flush()
             os.fsync(file.fileno())
-            forget(file.fileno())
+            drop_page_cache(file.fileno())
         return self.mounted / name
 
 
-def forget(descriptor: int) -> None:
+def drop_page_cache(descriptor: int) -> None:
     """Drop what the page cache has of a file."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _room(folder: Path) -> int:
+def _measure_free_bytes(folder: Path) -> int:
     with suppress(OSError):
         return shutil.disk_usage(folder).free
     return 0
 
 
 @contextmanager
-def device(place: Place, name: str, size: int) -> Iterator[str]:
+def attach_loop_device(place: Place, name: str, size: int) -> Iterator[str]:
     """Attach a loop device of this size; it is detached, and its image removed, at the end."""
     # Not on the machine's disk: other writers would make this one slow at random times.
-    images = IMAGES if _room(IMAGES) > 2 * size else place.folder
-    image = images / f"clusterprof-lab-{os.getpid()}-{place.path(name).name}.image"
+    images = IMAGES if _measure_free_bytes(IMAGES) > 2 * size else place.folder
+    image = images / f"clusterprof-lab-{os.getpid()}-{place.make_path(name).name}.image"
     undo = 'losetup --detach "$(losetup --noheadings --output NAME --associated "$0")"; rm -f "$0"'
-    with processes.undoing(undo, str(image)):
+    with processes.run_at_end(undo, str(image)):
         with image.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-        yield processes.run("losetup", "--find", "--show", str(image))
+        yield processes.run_command("losetup", "--find", "--show", str(image))
 
 
 @contextmanager
-def unlimited_again(disk: Disk) -> Iterator[None]:
-    """Lift all limits of a disk at the end: a rule outlives everything but its own undoing."""
-    with processes.undoing(_UNTHROTTLE, disk.number):
+def remove_limits_at_end(disk: Disk) -> Iterator[None]:
+    """Remove all limits of a disk at the end: a limit survives the process that set it."""
+    with processes.run_at_end(_UNTHROTTLE, disk.number):
         yield
 
 
 @contextmanager
-def disk(place: Place, name: str, size: int) -> Iterator[Disk]:
+def mount_disk(place: Place, name: str, size: int) -> Iterator[Disk]:
     """Mount a disk of this size on a place; nothing is left of it at the end.
 
     RuntimeError when a step of it fails.
     """
-    mounted = place.path(name)
-    with device(place, name, size + _SPARE_BYTES) as loop:
-        processes.run("mkfs.ext4", "-q", "-F", "-m", "0", loop)
+    mounted = place.make_path(name)
+    with attach_loop_device(place, name, size + _SPARE_BYTES) as loop:
+        processes.run_command("mkfs.ext4", "-q", "-F", "-m", "0", loop)
         mounted.mkdir()
-        with processes.undoing(_UNMOUNT, str(mounted), *place.within()):
-            processes.run(*place.within("mount", "-t", "ext4", loop, str(mounted)))
+        with processes.run_at_end(_UNMOUNT, str(mounted), *place.make_node_command()):
+            processes.run_command(
+                *place.make_node_command("mount", "-t", "ext4", loop, str(mounted))
+            )
             reach = mounted
             if place.node is not None:
                 reach = Path(f"/proc/{place.node.pid}/root{mounted}")
             made = Disk(loop, mounted, reach)
-            with unlimited_again(made):
+            with remove_limits_at_end(made):
                 yield made

@@ -43,15 +43,17 @@ class FreeNeighbour:
         """Keep the neighbor running."""
         cpus = sorted(os.sched_getaffinity(0))
         others = [cpu for cpu in cpus if place.node is None or cpu != place.node.cpu]
-        log, path = Log(place.path("free-neighbour.jsonl")), place.path("neighbour.bin")
+        log, path = Log(place.make_path("free-neighbour.jsonl")), place.make_path("neighbour.bin")
         start_ns = now_ns()
         with ExitStack() as stack:
             stack.callback(path.unlink, missing_ok=True)
             if not place.clean:
-                compute = processes.python(_COMPUTE, str((others or cpus)[-1]))
+                compute = processes.make_python_command(_COMPUTE, str((others or cpus)[-1]))
                 words = (str(path), str(_WRITE_BYTES), str(_WRITES_PER_SECOND))
-                stack.enter_context(processes.running(compute))
-                stack.enter_context(processes.running(processes.python(_WRITE, *words)))
+                stack.enter_context(processes.keep_running(compute))
+                stack.enter_context(
+                    processes.keep_running(processes.make_python_command(_WRITE, *words))
+                )
             yield Options(log=log.path)
             if not place.clean:
                 log.write(start_ns, now_ns(), "", costs="nothing")

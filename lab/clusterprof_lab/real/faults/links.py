@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from clusterprof_lab.real.faults import processes
-from clusterprof_lab.real.faults.base import Log, Node, Options, Place, now_ns, root_only
+from clusterprof_lab.real.faults.base import Log, Node, Options, Place, check_root, now_ns
 
 MODEL_MB = 4.0
 SMALL_MODEL_MB = 0.2
@@ -59,16 +59,18 @@ class LinkFault:
 
     def why_not_here(self) -> str:
         """Return why it cannot be made here, "" when it can."""
-        return root_only("a network of its own") or processes.missing("nsenter", "ip")
+        return check_root("a network of its own") or processes.list_missing_commands(
+            "nsenter", "ip"
+        )
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Say what the node's link must be; ValueError for a place that is no node."""
-        _node_of(place, self.name)
-        log = Log(place.path(f"{self.name}.jsonl"))
+        _get_node(place, self.name)
+        log = Log(place.make_path(f"{self.name}.jsonl"))
         link = {} if place.clean else self.make(place)
         start_ns = now_ns()
-        script = [f"--model-mb={model_mb(place, self.model_mb):g}"]
+        script = [f"--model-mb={get_model_mb(place, self.model_mb):g}"]
         yield Options(script, log=log.path, link=link)
         if not place.clean:
             log.write(start_ns, now_ns(), self.cause, **link)
@@ -81,22 +83,29 @@ class LinkAsymmetric:
 
     def why_not_here(self) -> str:
         """Return why it cannot be made here, "" when it can."""
-        return root_only("traffic control") or processes.missing("nsenter", "tc")
+        return check_root("traffic control") or processes.list_missing_commands("nsenter", "tc")
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Put the bucket on the node's interface (`device` of the scenario, eth0)."""
-        _node_of(place, self.name)
-        log, device = Log(place.path("link-asymmetric.jsonl")), place.options.get("device", "eth0")
-        options = Options([f"--model-mb={model_mb(place, MODEL_MB):g}"], log=log.path)
+        _get_node(place, self.name)
+        log, device = (
+            Log(place.make_path("link-asymmetric.jsonl")),
+            place.options.get("device", "eth0"),
+        )
+        options = Options([f"--model-mb={get_model_mb(place, MODEL_MB):g}"], log=log.path)
         if place.clean:
             yield options
             return
-        rate = round(_ONE_WAY_EXPOSED * _rate(place)["rate_bits_per_second"])
+        rate = round(_ONE_WAY_EXPOSED * _make_rate_link(place)["rate_bits_per_second"])
         bucket = ("root", "tbf", "rate", f"{rate}bit", "burst", "64kb", "limit", "1mb")
         undo = 'exec "$0" "$@" 2>/dev/null'
-        with processes.undoing(undo, *place.within("tc", "qdisc", "del", "dev", device, "root")):
-            processes.run(*place.within("tc", "qdisc", "add", "dev", device, *bucket))
+        with processes.run_at_end(
+            undo, *place.make_node_command("tc", "qdisc", "del", "dev", device, "root")
+        ):
+            processes.run_command(
+                *place.make_node_command("tc", "qdisc", "add", "dev", device, *bucket)
+            )
             start_ns = now_ns()
             yield options
             log.write(start_ns, now_ns(), "net-link", rate_bits_per_second=rate)
@@ -113,83 +122,83 @@ class LinkBackground:
 
     def why_not_here(self) -> str:
         """Return why it cannot be made here, "" when it can."""
-        return root_only("a network of its own") or processes.missing("nsenter")
+        return check_root("a network of its own") or processes.list_missing_commands("nsenter")
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Start the flows; the node's link has one rate, with and without them."""
-        node = _node_of(place, self.name)
+        node = _get_node(place, self.name)
         others = [other for other in place.nodes if other.name != node.name]
         if not others:
             raise ValueError(f"{self.name}: needs a second node in Place.nodes")
         small = MODEL_MB / 2
-        sent_bits = 8 * _EXPOSED * _ONE_WAY_EXPOSED * ring_bytes(place, small)
+        sent_bits = 8 * _EXPOSED * _ONE_WAY_EXPOSED * compute_ring_bytes(place, small)
         clean_s = sent_bits / _LINK_BITS_PER_SECOND
         left = sent_bits / (clean_s + place.stall_ns / 1e9)
-        log = Log(place.path("link-background.jsonl"))
+        log = Log(place.make_path("link-background.jsonl"))
         with ExitStack() as stack:
             if not place.clean:
-                sink = place.within(*processes.python(_SINK, str(_PORT)))
-                stack.enter_context(processes.listening(sink))
+                sink = place.make_node_command(*processes.make_python_command(_SINK, str(_PORT)))
+                stack.enter_context(processes.wait_until_listening(sink))
                 pace = str(round((_LINK_BITS_PER_SECOND - left) / 8 / _FLOWS))
-                send = processes.python(_SEND, node.name, str(_PORT), pace)
+                send = processes.make_python_command(_SEND, node.name, str(_PORT), pace)
                 elsewhere = Place(others[0], place.folder, place.random, 0.0, place.step_ns)
                 for _ in range(_FLOWS):
-                    stack.enter_context(processes.running(elsewhere.within(*send)))
+                    stack.enter_context(processes.keep_running(elsewhere.make_node_command(*send)))
             start_ns = now_ns()
             link = {"rate_bits_per_second": _LINK_BITS_PER_SECOND}
-            script = [f"--model-mb={model_mb(place, small):g}"]
+            script = [f"--model-mb={get_model_mb(place, small):g}"]
             yield Options(script, log=log.path, link=link)
             if not place.clean:
                 taken = round(_LINK_BITS_PER_SECOND - left)
                 log.write(start_ns, now_ns(), "net-congestion", bits_per_second=taken)
 
 
-def model_mb(place: Place, otherwise: float) -> float:
-    """Return the size of the model: `model_mb` of the scenario, or what the fault suggests."""
-    return place.number("model_mb", otherwise)
+def get_model_mb(place: Place, otherwise: float) -> float:
+    """Return the size of the model: `get_model_mb` of the scenario, or what the fault suggests."""
+    return place.get_number("model_mb", otherwise)
 
 
-def ring_bytes(place: Place, otherwise_mb: float = MODEL_MB) -> float:
+def compute_ring_bytes(place: Place, otherwise_mb: float = MODEL_MB) -> float:
     """Return what goes over the node's link each way per step."""
     ranks = place.ranks * max(2, len(place.nodes))
-    return 2 * (ranks - 1) / ranks * model_mb(place, otherwise_mb) * (1 << 20)
+    return 2 * (ranks - 1) / ranks * get_model_mb(place, otherwise_mb) * (1 << 20)
 
 
-def _node_of(place: Place, name: str) -> Node:
+def _get_node(place: Place, name: str) -> Node:
     if place.node is None:
         raise ValueError(f"{name}: only a node has a link")
     return place.node
 
 
-def _rate(place: Place) -> dict[str, float]:
-    bits = 8 * _EXPOSED * ring_bytes(place)
+def _make_rate_link(place: Place) -> dict[str, float]:
+    bits = 8 * _EXPOSED * compute_ring_bytes(place)
     return {"rate_bits_per_second": round(bits * 1e9 / max(place.stall_ns, 1))}
 
 
-def _delay_s(place: Place) -> float:
+def _compute_delay_s(place: Place) -> float:
     ranks = place.ranks * max(2, len(place.nodes))
     return place.stall_ns / 1e9 / (2 * (ranks - 1) * _DELAYS_A_ROUND)
 
 
-def _latency(place: Place) -> dict[str, float]:
-    return {"delay_s": _delay_s(place)}
+def _make_latency_link(place: Place) -> dict[str, float]:
+    return {"delay_s": _compute_delay_s(place)}
 
 
-def _jitter(place: Place) -> dict[str, float]:
-    return {"jitter_s": 2 * _delay_s(place)}
+def _make_jitter_link(place: Place) -> dict[str, float]:
+    return {"jitter_s": 2 * _compute_delay_s(place)}
 
 
-def _loss(place: Place) -> dict[str, float]:
-    frames = 2 * ring_bytes(place) / _SEGMENT_BYTES
+def _make_loss_link(place: Place) -> dict[str, float]:
+    frames = 2 * compute_ring_bytes(place) / _SEGMENT_BYTES
     return {"delay_s": 0.0005, "loss_ratio": place.stall_ns / 1e9 / (frames * _LOSS_COSTS_S)}
 
 
 LINKS = (
-    LinkFault("link-rate", "net-congestion", _rate),
-    LinkFault("link-latency", "net-path", _latency, SMALL_MODEL_MB),
-    LinkFault("link-jitter", "net-path", _jitter, SMALL_MODEL_MB),
-    LinkFault("link-loss", "net-link", _loss),
+    LinkFault("link-rate", "net-congestion", _make_rate_link),
+    LinkFault("link-latency", "net-path", _make_latency_link, SMALL_MODEL_MB),
+    LinkFault("link-jitter", "net-path", _make_jitter_link, SMALL_MODEL_MB),
+    LinkFault("link-loss", "net-link", _make_loss_link),
     LinkAsymmetric(),
     LinkBackground(),
 )

@@ -33,7 +33,7 @@ class _Region(ctypes.Structure):
 
 
 class MemoryShort:
-    """Loaders go through what they hold (`--hold-mb`) in turn, `--touch-mb` per batch of a rank.
+    """Loaders go through the memory that they hold (`--hold-mb`), `--touch-mb` per batch of a rank.
 
     It is swapped out again long before its next turn, so every batch reads so many bytes from a
     swap device, which is as slow as it takes for a slowed step. No other process is pushed there.
@@ -43,8 +43,8 @@ class MemoryShort:
 
     def why_not_here(self) -> str:
         """Return why it cannot be made here, "" when it can."""
-        reason = disks.why_not_here() or cgroups.why_not("memory")
-        reason = reason or processes.missing("mkswap", "swapon", "swapoff")
+        reason = disks.why_not_here() or cgroups.check_controller("memory")
+        reason = reason or processes.list_missing_commands("mkswap", "swapon", "swapoff")
         if reason or Path("/proc/swaps").exists():
             return reason
         return "the kernel has no swap"
@@ -54,26 +54,26 @@ class MemoryShort:
         """Make a swap device of the fault's own, and a group by which the ranks are found."""
         script = [f"--hold-mb={HOLD_MB}", f"--touch-mb={TOUCH_MB}"]
         with ExitStack() as stack:
-            group = stack.enter_context(cgroups.group("memory", place.path("short").name))
-            log = Log(place.path("memory-short.jsonl"))
+            group = stack.enter_context(cgroups.make_group("memory", place.make_path("short").name))
+            log = Log(place.make_path("memory-short.jsonl"))
             start_ns = now_ns()
             if place.clean:
                 yield Options(script, group.folder, log=log.path)
                 return
-            device = stack.enter_context(_swap(place))
+            device = stack.enter_context(_make_swap(place))
             touched = TOUCH_MB * place.ranks << 20
             rate = touched * 1_000_000_000 // place.slowed_ns
             device.limit("read", rate)
-            paging = stack.enter_context(_paged_out(group))
+            paging = stack.enter_context(_page_out_repeatedly(group))
 
             def switch(on: bool) -> None:
                 device.limit("read", rate if on else 0)
                 if on:
                     paging.set()
-                    _all(group, _MADV_PAGEOUT)
+                    _advise_all(group, _MADV_PAGEOUT)
                 else:
                     paging.clear()
-                    _all(group, _MADV_WILLNEED)
+                    _advise_all(group, _MADV_WILLNEED)
                     time.sleep(_BACK_S)
 
             yield Options(script, group.folder, log=log.path, switch=switch)
@@ -81,18 +81,18 @@ class MemoryShort:
 
 
 @contextmanager
-def _swap(place: Place) -> Iterator[disks.Disk]:
-    with disks.device(place, "memory-short", _SWAP_BYTES) as name:
-        processes.run("mkswap", name)
-        with processes.undoing('swapoff "$0"', name):
-            processes.run("swapon", "--priority", "32767", name)
+def _make_swap(place: Place) -> Iterator[disks.Disk]:
+    with disks.attach_loop_device(place, "memory-short", _SWAP_BYTES) as name:
+        processes.run_command("mkswap", name)
+        with processes.run_at_end('swapoff "$0"', name):
+            processes.run_command("swapon", "--priority", "32767", name)
             made = disks.Disk(name, Path(), Path())
-            with disks.unlimited_again(made):
+            with disks.remove_limits_at_end(made):
                 yield made
 
 
 @contextmanager
-def _paged_out(group: cgroups.Group) -> Iterator[threading.Event]:
+def _page_out_repeatedly(group: cgroups.Group) -> Iterator[threading.Event]:
     """Page the group out again and again, as long as the event is set."""
     over, paging = threading.Event(), threading.Event()
     paging.set()
@@ -100,7 +100,7 @@ def _paged_out(group: cgroups.Group) -> Iterator[threading.Event]:
     def again_and_again() -> None:
         while not over.wait(_EVERY_S):
             if paging.is_set():
-                _all(group, _MADV_PAGEOUT)
+                _advise_all(group, _MADV_PAGEOUT)
 
     thread = threading.Thread(target=again_and_again)
     thread.start()
@@ -111,7 +111,7 @@ def _paged_out(group: cgroups.Group) -> Iterator[threading.Event]:
         thread.join()
 
 
-def _all(group: cgroups.Group, advice: int) -> None:
+def _advise_all(group: cgroups.Group, advice: int) -> None:
     for pid in (group.folder / "cgroup.procs").read_text().split():
         with suppress(OSError):  # it has just ended
             _advise(int(pid), advice)

@@ -27,19 +27,21 @@ class Store:
         self.log = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.chance = random.Random(0)
 
-    async def talk(self, asked: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+    async def serve_connection(
+        self, asked: asyncio.StreamReader, answer: asyncio.StreamWriter
+    ) -> None:
         """Serve one connection until the other side closes it."""
         try:
             while True:
                 head = (await asked.readuntil(b"\r\n\r\n")).decode("latin-1")
                 start_ns = time.monotonic_ns()
-                first, last = _wanted(head)
+                first, last = _parse_range(head)
                 if head.startswith("HEAD"):
-                    answer.write(_headers("200 OK", OBJECT_BYTES))
+                    answer.write(_make_headers("200 OK", OBJECT_BYTES))
                     continue
                 delay_ns = self.delay_ns * (1 + self.jitter * self.chance.random())
                 await asyncio.sleep(delay_ns / 1e9)
-                answer.write(_headers("206 Partial Content", last + 1 - first))
+                answer.write(_make_headers("206 Partial Content", last + 1 - first))
                 await self.send(answer, last + 1 - first)
                 if delay_ns or self.rate:
                     line = {"start_ns": start_ns, "end_ns": time.monotonic_ns()}
@@ -62,7 +64,7 @@ class Store:
             left -= piece
 
 
-def _wanted(head: str) -> tuple[int, int]:
+def _parse_range(head: str) -> tuple[int, int]:
     for line in head.split("\r\n"):
         name, _, value = line.partition(":")
         if name.lower() == "range":
@@ -71,14 +73,14 @@ def _wanted(head: str) -> tuple[int, int]:
     return 0, OBJECT_BYTES - 1
 
 
-def _headers(status: str, length: int) -> bytes:
+def _make_headers(status: str, length: int) -> bytes:
     kept = "Connection: keep-alive\r\nAccept-Ranges: bytes"
     return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{kept}\r\n\r\n".encode()
 
 
-async def serve(address: str, store: Store) -> None:
+async def run_server(address: str, store: Store) -> None:
     """Listen until standard input ends."""
-    server = await asyncio.start_server(store.talk, address, 0)
+    server = await asyncio.start_server(store.serve_connection, address, 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     server.close()
@@ -90,5 +92,5 @@ if __name__ == "__main__":
     except OSError:
         pass
     where, delay, jitter, rate, log = sys.argv[1:]
-    asyncio.run(serve(where, Store(int(delay), float(jitter), int(rate), log)))
+    asyncio.run(run_server(where, Store(int(delay), float(jitter), int(rate), log)))
     os._exit(0)  # connections that are still open are not waited for

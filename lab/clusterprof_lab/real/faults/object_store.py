@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from clusterprof_lab.real.faults import processes
-from clusterprof_lab.real.faults.base import Options, Place, read_options
+from clusterprof_lab.real.faults.base import Options, Place, make_read_options
 
 SERVER = Path(__file__).with_name("object_server.py")
 READ_BYTES = 131_072
@@ -35,51 +35,55 @@ class ObjectStore:
 
     def why_not_here(self) -> str:
         """Return why it cannot be made here, "" when it can: serving HTTP needs no privilege."""
-        return processes.missing("unshare", "ip", "nsenter") if _apart() else ""
+        return (
+            processes.list_missing_commands("unshare", "ip", "nsenter")
+            if _make_isolated_network()
+            else ""
+        )
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Start the store; records are ranges of one object."""
         reads = int(place.options.get("reads", 2))
         gets = place.items * reads
-        delayed = place.number("delayed", 0.34)
+        delayed = place.get_number("delayed", 0.34)
         budget_ns = 0.0 if place.clean else place.slowed_ns - gets * _OWN_NS
         delay_ns = round(budget_ns * delayed / gets / (1 + JITTER / 2))
         line_s = budget_ns * (1 - delayed) / 1e9
         rate = round(gets * READ_BYTES / line_s) if line_s > 0 else 0
-        log = place.path("object-store.jsonl")
+        log = place.make_path("object-store.jsonl")
         with ExitStack() as stack:
             address, enter = _LOOPBACK, list[str]()
-            if _apart():
-                address, enter = stack.enter_context(_far_host(place))
+            if _make_isolated_network():
+                address, enter = stack.enter_context(_make_remote_host(place))
             words = [address, str(delay_ns), str(JITTER), str(rate), str(log)]
             serve = [*enter, sys.executable, "-I", str(SERVER), *words]
-            server = stack.enter_context(processes.until_stdin_ends(serve))
+            server = stack.enter_context(processes.run_until_stdin_ends(serve))
             port = int(server.stdout.readline())
             data = f"http://{address}:{port}/records"
-            yield Options(read_options(data, reads, READ_BYTES), log=log)
+            yield Options(make_read_options(data, reads, READ_BYTES), log=log)
 
 
-def _apart() -> bool:
+def _make_isolated_network() -> bool:
     return os.geteuid() == 0
 
 
 @contextmanager
-def _far_host(place: Place) -> Iterator[tuple[str, list[str]]]:
+def _make_remote_host(place: Place) -> Iterator[tuple[str, list[str]]]:
     """Make a host at the far end of a cable of the node; yield its address and how to enter it."""
-    with processes.until_stdin_ends(["unshare", "--net", *_SLEEP], wait_for=b"ready\n") as host:
+    with processes.run_until_stdin_ends(["unshare", "--net", *_SLEEP], wait_for=b"ready\n") as host:
         number = host.pid % 16_384  # two stores on one machine must not meet: a subnet of four each
         near, far = f"store{number}", f"far{number}"
         here, there = (f"{_NETWORK}.{number // 64}.{number % 64 * 4 + i}" for i in (1, 2))
         enter = ["nsenter", f"--target={host.pid}", "--net", "--"]
         add = ["ip", "link", "add", near, "type", "veth", "peer", "name", far]
-        processes.run(*add, "netns", str(host.pid))
+        processes.run_command(*add, "netns", str(host.pid))
         # The link goes when the far host does.
         if place.node is not None:
-            processes.run("ip", "link", "set", near, "netns", str(place.node.pid))
-        for prefix, name, address in (place.within(), near, here), (enter, far, there):
-            processes.run(*prefix, "ip", "address", "add", f"{address}/30", "dev", name)
-            processes.run(*prefix, "ip", "link", "set", name, "up")
+            processes.run_command("ip", "link", "set", near, "netns", str(place.node.pid))
+        for prefix, name, address in (place.make_node_command(), near, here), (enter, far, there):
+            processes.run_command(*prefix, "ip", "address", "add", f"{address}/30", "dev", name)
+            processes.run_command(*prefix, "ip", "link", "set", name, "up")
         yield there, enter
 
 

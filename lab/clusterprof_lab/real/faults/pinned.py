@@ -23,15 +23,15 @@ class Pinned:
         """Return why it cannot be made here, "" when it can."""
         if len(os.sched_getaffinity(0)) < 2:
             return "one CPU only: there is nothing to take away"
-        return cgroups.why_not("cpuset")
+        return cgroups.check_controller("cpuset")
 
     @contextmanager
     def apply(self, place: Place) -> Iterator[Options]:
         """Make a group with one CPU for the ranks to enter."""
         decode_ms = place.slowed_ns / 1e6 / place.ranks
         cpus = sorted(os.sched_getaffinity(0))
-        with cgroups.group("cpuset", place.path("pinned").name) as group:
-            log = Log(place.path("pinned.jsonl"))
+        with cgroups.make_group("cpuset", place.make_path("pinned").name) as group:
+            log = Log(place.make_path("pinned.jsonl"))
             allowed = cpus if place.clean else cpus[-1:]
             group.write(",".join(map(str, allowed)), "cpuset.cpus", "cpuset.cpus")
             if group.controller.version == 1:  # where a group starts with neither

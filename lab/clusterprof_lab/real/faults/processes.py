@@ -12,14 +12,14 @@ from typing import Any
 _DIE_WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"  # PR_SET_PDEATHSIG, SIGKILL
 
 
-def missing(*commands: str) -> str:
+def list_missing_commands(*commands: str) -> str:
     """Return which commands are not installed, "" when all are."""
     none = [command for command in commands if shutil.which(command) is None]
     return f"not installed: {', '.join(none)}" if none else ""
 
 
 @contextmanager
-def running(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen[Any]]:
+def keep_running(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen[Any]]:
     """Keep a process running; it is killed and waited for at the end."""
     process = subprocess.Popen(command, **popen)
     try:
@@ -33,7 +33,7 @@ def running(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen[A
 
 
 @contextmanager
-def until_stdin_ends(command: Sequence[str], wait_for: bytes = b"") -> Iterator[Any]:
+def run_until_stdin_ends(command: Sequence[str], wait_for: bytes = b"") -> Iterator[Any]:
     """Keep a process running that ends when its standard input does; yield it.
 
     `wait_for`: the first line it must say. RuntimeError with what it said when it says another.
@@ -60,9 +60,9 @@ def until_stdin_ends(command: Sequence[str], wait_for: bytes = b"") -> Iterator[
 
 
 @contextmanager
-def listening(command: Sequence[str]) -> Iterator[subprocess.Popen[Any]]:
-    """Keep a process running from when it has said a line."""
-    with running(command, stdout=subprocess.PIPE) as process:
+def wait_until_listening(command: Sequence[str]) -> Iterator[subprocess.Popen[Any]]:
+    """Keep a process running from when it has printed a line."""
+    with keep_running(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         if not process.stdout.readline():
             raise RuntimeError(f"{command[0]} ended before it was ready")
@@ -70,8 +70,8 @@ def listening(command: Sequence[str]) -> Iterator[subprocess.Popen[Any]]:
 
 
 @contextmanager
-def undoing(shell: str, *words: str) -> Iterator[None]:
-    """Run a piece of shell ($0, $1, …) at the end, also when this process is killed."""
+def run_at_end(shell: str, *words: str) -> Iterator[None]:
+    """Run a shell script ($0, $1, …) at the end, also when this process is killed."""
     guard = subprocess.Popen(
         ["sh", "-c", f"cat >/dev/null; {shell}", *words],
         stdin=subprocess.PIPE,
@@ -87,12 +87,12 @@ def undoing(shell: str, *words: str) -> Iterator[None]:
         guard.wait()
 
 
-def python(code: str, *words: str) -> list[str]:
-    """Return the command line of a piece of Python that dies with its parent."""
+def make_python_command(code: str, *words: str) -> list[str]:
+    """Make the command line of Python code that dies with its parent."""
     return [sys.executable, "-I", "-c", _DIE_WITH_PARENT + code, *words]
 
 
-def run(*command: str) -> str:
+def run_command(*command: str) -> str:
     """Run a command to its end; return what it printed, RuntimeError when it failed."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode:

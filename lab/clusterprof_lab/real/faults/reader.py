@@ -22,14 +22,14 @@ Read = Callable[[random.Random], int]
 """Reads one random record; returns the bytes it got."""
 
 
-def source(data: str, read_bytes: int, buffered: bool = False) -> Read:
-    """Return what reads a record of `data`; to be made in the process that reads."""
+def open_source(data: str, read_bytes: int, buffered: bool = False) -> Read:
+    """Return a function that reads a record of `data`; call it in the process that reads."""
     if data.startswith("http://"):
-        return _object(data, read_bytes)
-    return _folder(data) if os.path.isdir(data) else _file(data, read_bytes, buffered)
+        return _open_object(data, read_bytes)
+    return _open_folder(data) if os.path.isdir(data) else _open_file(data, read_bytes, buffered)
 
 
-def _file(path: str, read_bytes: int, buffered: bool) -> Read:
+def _open_file(path: str, read_bytes: int, buffered: bool) -> Read:
     descriptor = os.open(path, os.O_RDONLY | (0 if buffered else os.O_DIRECT))
     records = os.lseek(descriptor, 0, os.SEEK_END) // read_bytes
     if buffered:  # the kernel is not to read ahead what nobody asked for
@@ -42,7 +42,7 @@ def _file(path: str, read_bytes: int, buffered: bool) -> Read:
     return read
 
 
-def _folder(path: str) -> Read:
+def _open_folder(path: str) -> Read:
     names = sorted(os.listdir(path))
 
     def read(choose: random.Random) -> int:
@@ -52,7 +52,7 @@ def _folder(path: str) -> Read:
     return read
 
 
-def _object(address: str, read_bytes: int) -> Read:
+def _open_object(address: str, read_bytes: int) -> Read:
     parts = urllib.parse.urlsplit(address)
     server = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     server.request("HEAD", parts.path)
@@ -69,22 +69,22 @@ def _object(address: str, read_bytes: int) -> Read:
     return read
 
 
-def hold(megabytes: int) -> mmap.mmap:
-    """Return so much memory with something in it, as a data set that is kept there."""
+def allocate_memory(megabytes: int) -> mmap.mmap:
+    """Allocate and fill memory, as a data set that is kept there."""
     held = mmap.mmap(-1, megabytes << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for start in range(0, len(held), 1 << 20):
         held[start : start + (1 << 20)] = os.urandom(1 << 20)
     return held
 
 
-def touch(held: mmap.mmap, batch: int, size: int) -> None:
-    """Look at the batch's part of what is held: one part after the other, and over again."""
+def read_held_memory(held: mmap.mmap, batch: int, size: int) -> None:
+    """Read the batch's part of the held memory: part by part, and again from the start."""
     for start in range(batch * size, (batch + 1) * size, 1 << 20):
         start %= len(held)
         bytes(held[start : start + (1 << 20)])
 
 
-def append(path: str, size: int) -> None:
+def append_synced(path: str, size: int) -> None:
     """Write to the end of a file and wait until the disk has it."""
     with open(path, "ab", buffering=0) as file:
         file.write(b"x" * size)
@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     choose = random.Random(options.seed)
-    read = source(options.data, options.read_bytes, options.buffered) if options.data else None
-    held = hold(options.hold_mb) if options.hold_mb else None
+    read = open_source(options.data, options.read_bytes, options.buffered) if options.data else None
+    held = allocate_memory(options.hold_mb) if options.hold_mb else None
     took_ns, got_bytes = [], 0
     for batch in range(options.batches):
         began_ns = time.monotonic_ns()
@@ -120,9 +120,9 @@ def main() -> None:
         while time.thread_time_ns() < end_ns:
             sum(i * i % 7 for i in range(200))
         if held is not None:
-            touch(held, batch, options.touch_mb << 20)
+            read_held_memory(held, batch, options.touch_mb << 20)
         if options.log:
-            append(f"{options.log}.{options.seed}", options.log_bytes)
+            append_synced(f"{options.log}.{options.seed}", options.log_bytes)
         took_ns.append(time.monotonic_ns() - began_ns)
         time.sleep(options.idle_ms / 1e3)
     print(json.dumps({"took_ns": took_ns, "bytes": got_bytes}))

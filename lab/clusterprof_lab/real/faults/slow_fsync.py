@@ -32,8 +32,8 @@ class SlowFsync:
         interval_steps = int(place.options.get("every", 10))
         megabytes = int(place.options.get("checkpoint_mb", 16))
         writers = int(place.options.get("writers", 1))
-        with disks.disk(place, self.name, _DISK_BYTES) as disk:
-            log = Log(place.path("slow-fsync.jsonl"))
+        with disks.mount_disk(place, self.name, _DISK_BYTES) as disk:
+            log = Log(place.make_path("slow-fsync.jsonl"))
             stall_s = place.stall_ns * interval_steps / 1e9
             rate = round((writers * megabytes << 20) / max(stall_s - _LATE_S, stall_s / 2))
             start_ns = now_ns()

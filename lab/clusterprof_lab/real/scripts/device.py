@@ -25,7 +25,7 @@ class Event:
 
     def record(self, stream=None) -> None:
         self.t_ns, self.recorded_ns = 0, now_ns()
-        self.device.place(self)
+        self.device.place_event(self)
 
     def query(self) -> bool:
         return 0 < self.t_ns <= now_ns()
@@ -56,7 +56,7 @@ class Device:
         self.clock_ratio = clock_ratio
         self.accelerator.throttle(clock_ratio, bits)
 
-    def deep(self, queue_depth: int) -> None:
+    def set_queue_depth(self, queue_depth: int) -> None:
         """Let so many launches be in flight from now on."""
         self.depth = self.accelerator._depth = queue_depth
 
@@ -83,7 +83,7 @@ class Device:
         """Queue a collective; `transfer` does the real one, in our thread, when it is its turn."""
         with self._change:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._drive, daemon=True, name="driver")
+                self._thread = threading.Thread(target=self._run_queue, daemon=True, name="driver")
                 self._thread.start()
             self._queue.append((COLLECTIVE, transfer, now_ns()))
             self._open, self._joined = True, False
@@ -93,7 +93,7 @@ class Device:
         """Let later work wait for the collectives so far, as a stream for another."""
         self._joined = True
 
-    def place(self, event: Event) -> None:
+    def place_event(self, event: Event) -> None:
         """Give an event its instant, or its place in the queue."""
         with self._change:
             if not self._open:
@@ -121,7 +121,7 @@ class Device:
         if copies:
             self.accelerator.synchronize()
 
-    def _drive(self) -> None:
+    def _run_queue(self) -> None:
         while True:
             with self._change:
                 while not self._queue:

@@ -26,13 +26,13 @@ ITEM = (
 now_ns = time.monotonic_ns
 
 
-def run_delay_ns() -> int:
+def read_run_delay_ns() -> int:
     """Time this thread was ready to run while others had its CPU, as the kernel counts it."""
     with open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1])
 
 
-def user_cpu_ns() -> int:
+def read_user_cpu_ns() -> int:
     """Time this thread spent in its own code."""
     return round(resource.getrusage(resource.RUSAGE_THREAD).ru_utime * 1e9)
 
@@ -51,18 +51,18 @@ class Records(Dataset):
         return self.options.steps * ITEMS_PER_BATCH
 
     def __getitem__(self, index: int):
-        options = self.turns.at(index // ITEMS_PER_BATCH)
+        options = self.turns.get_options(index // ITEMS_PER_BATCH)
         if options.data != self.options.data and self.fd >= 0:
             if not os.path.isdir(self.options.data):
                 os.close(self.fd)
             self.fd = -1
         self.options = options
-        begun_ns, delay_ns, user_ns = now_ns(), run_delay_ns(), user_cpu_ns()
+        begun_ns, delay_ns, user_ns = now_ns(), read_run_delay_ns(), read_user_cpu_ns()
         self._read(index)
-        read_ns, read_delay_ns, cpu_ns = now_ns(), run_delay_ns(), time.thread_time_ns()
-        read_user_ns = user_cpu_ns() - user_ns
+        read_ns, read_delay_ns, cpu_ns = now_ns(), read_run_delay_ns(), time.thread_time_ns()
+        read_user_ns = read_user_cpu_ns() - user_ns
         self._decode(index)
-        made_ns, made_delay_ns = now_ns(), run_delay_ns()
+        made_ns, made_delay_ns = now_ns(), read_run_delay_ns()
         row = (begun_ns, read_ns, made_ns, read_delay_ns - delay_ns, made_delay_ns - read_delay_ns)
         cpu_ns = time.thread_time_ns() - cpu_ns
         self.watch[index] = torch.tensor((*row, cpu_ns, read_user_ns))
@@ -70,7 +70,7 @@ class Records(Dataset):
 
     def _read(self, index: int) -> None:
         options, choose = self.options, random.Random(index * self.world + self.rank)
-        if options.turn_read_ms and self._my_turn(index // ITEMS_PER_BATCH):
+        if options.turn_read_ms and self._is_slow_batch(index // ITEMS_PER_BATCH):
             end_ns = now_ns() + round(options.turn_read_ms * 1e6 / ITEMS_PER_BATCH)
             while now_ns() < end_ns:
                 self._read_file(1, choose)
@@ -95,7 +95,7 @@ class Records(Dataset):
         else:
             self._read_file(reads, choose)
 
-    def _my_turn(self, batch: int) -> bool:
+    def _is_slow_batch(self, batch: int) -> bool:
         options = self.options
         turn = self.rank if options.start_chunk < 0 else options.start_chunk
         return bool(options.turns) and batch // options.turn_every % options.turns == turn
@@ -117,17 +117,17 @@ class Records(Dataset):
     def _decode(self, index: int) -> None:
         options, batch = self.options, index // ITEMS_PER_BATCH
         decode_ms = options.decode_ms
-        if options.turn_ms and self._my_turn(batch):
+        if options.turn_ms and self._is_slow_batch(batch):
             decode_ms = options.turn_ms
         if options.uneven_every and batch % options.uneven_every == options.uneven_every - 1:
             decode_ms = options.uneven_ms
         end_ns = time.thread_time_ns() + round(decode_ms * 1e6 / ITEMS_PER_BATCH)
         if options.hold_mb and index % ITEMS_PER_BATCH == 0:
-            self._touch(batch)
+            self._read_held_memory(batch)
         while time.thread_time_ns() < end_ns:  # of a CPU of its own, however busy the machine is
             sum(i * i % 7 for i in range(200))
 
-    def hold(self, worker: int = 0) -> None:
+    def allocate_memory(self, worker: int = 0) -> None:
         """Fill the memory of this worker, which the kernel is to take away."""
         size = self.options.hold_mb << 20
         if size:
@@ -135,10 +135,10 @@ class Records(Dataset):
             for start in range(0, size, 1 << 20):
                 self.held[start : start + (1 << 20)] = os.urandom(1 << 20)
 
-    def _touch(self, batch: int) -> None:
+    def _read_held_memory(self, batch: int) -> None:
         """Go through a part of what is held, which the kernel may have taken away meanwhile."""
         size, part = self.options.hold_mb << 20, self.options.touch_mb << 20
         if self.held is None:
-            self.hold()
+            self.allocate_memory()
         for page in range(batch * part, (batch + 1) * part, mmap.PAGESIZE):
             self.held[page % size]

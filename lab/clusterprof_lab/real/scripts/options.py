@@ -63,7 +63,7 @@ _NUMBERS = {
 }
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     """Read the command line."""
     return parse_words(sys.argv[1:])
 
@@ -87,8 +87,8 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
-    """Put the options of this rank in the place of everybody's."""
+def apply_rank_options(options: argparse.Namespace, rank: int) -> argparse.Namespace:
+    """Replace the options of all ranks by those of this rank where it has its own."""
     for owner, word in options.own:
         if int(owner) == rank:
             name, _, value = word.partition("=")

@@ -19,12 +19,12 @@ import cuda
 import torch
 import torch.distributed as dist
 from device import Device
-from loading import ITEMS_PER_BATCH, Records, run_delay_ns
+from loading import ITEMS_PER_BATCH, Records, read_run_delay_ns
+from stopwatch import Stopwatch, now_ns
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, get_worker_info
-from troubles import Troubles
+from training_faults import TrainingFaults
 from turns import Turns
-from watch import Watch, now_ns
 
 BLOCKS = 4
 
@@ -67,8 +67,8 @@ class Trainer:
         self.turns, self.rank, self.world, self.whole_mb = turns, rank, world, options.model_mb
         header = {"rank": rank, "world": world, "host": os.uname().nodename}
         header["workers"] = options.workers
-        self.watch = Watch(options.folder, rank, header)
-        self.device = Device(queue_depth(options))
+        self.watch = Stopwatch(options.folder, rank, header)
+        self.device = Device(get_queue_depth(options))
         self.on_host = options.collectives == "host"
         self.random = random.Random(options.seed * 1000 + rank)
         self.factor, self.backwards, self.step = 1.0, 0, 0
@@ -80,27 +80,27 @@ class Trainer:
         if not self.on_host:
             self.ddp.register_comm_hook(None, self.reduce_on_device)
         for parameter in self.model.parameters():
-            parameter.register_hook(self.arrived)
-        self.troubles = Troubles(options, self.device, self.watch, cuda.install(self.device))
-        self.become(turns.at(0))
+            parameter.register_hook(self.record_arrival)
+        self.troubles = TrainingFaults(options, self.device, self.watch, cuda.install(self.device))
+        self.set_options(turns.get_options(0))
 
-    def become(self, options: argparse.Namespace) -> None:
+    def set_options(self, options: argparse.Namespace) -> None:
         """Go on with these options."""
         vars(self.options).update(vars(options))
-        self.device.deep(queue_depth(options))
+        self.device.set_queue_depth(get_queue_depth(options))
         self.device.throttle(options.clock_ratio, options.throttle_bits * (options.clock_ratio < 1))
 
-    def turn_maybe(self) -> None:
-        if self.turns.changes(self.step):
+    def switch_if_due(self) -> None:
+        if self.turns.begins_turn(self.step):
             if self.options.switched:
                 self.device.synchronize()
-            self.turns.switched(self.step, self.rank)
-            self.become(self.turns.at(self.step))
+            self.turns.wait_until_switched(self.step, self.rank)
+            self.set_options(self.turns.get_options(self.step))
 
-    def arrived(self, _) -> None:
+    def record_arrival(self, _) -> None:
         if self.on_host:
             self.device.synchronize()
-        self.arrived_ns, self.arrived_delay_ns = now_ns(), run_delay_ns()
+        self.arrived_ns, self.arrived_delay_ns = now_ns(), read_run_delay_ns()
 
     def launch(self, part: float) -> None:
         """Queue this part of the step's kernels."""
@@ -138,17 +138,17 @@ class Trainer:
         self.loss = torch.zeros(())
         dist.barrier()  # behind the loader's start the first step has begun, to those who watch
         began_ns = now_ns()
-        batches = loaded(records, self.turns)
+        batches = make_batches(records, self.turns)
         for self.step in range(options.steps):
-            self.turn_maybe()
+            self.switch_if_due()
             self.draw()
             with self.watch.phase("data_wait"):
-                x = next(batches[self.turns.on(self.step) - 1])
-            self.stop_maybe()
+                x = next(batches[self.turns.is_on(self.step) - 1])
+            self.stop_if_due()
             if options.micro_batches:
-                self.pipeline(x)
+                self.run_pipeline(x)
             else:
-                self.one_step(x, optimizer)
+                self.run_step(x, optimizer)
             if not self.last():  # what comes after the last step is in none
                 self.troubles.after_step(self.step, self.model, cuda.on_device(self.loss))
             items = slice(self.step * ITEMS_PER_BATCH, (self.step + 1) * ITEMS_PER_BATCH)
@@ -158,13 +158,13 @@ class Trainer:
     def last(self) -> bool:
         return self.step == self.options.steps - 1
 
-    def one_step(self, x, optimizer) -> None:
+    def run_step(self, x, optimizer) -> None:
         self.troubles.before_forward(self.step)
         if self.options.chain:
             if self.rank > 0:
-                self.message("recv", x, self.rank - 1)
+                self.send_or_receive("recv", x, self.rank - 1)
             if self.rank + 1 < self.world:
-                self.message("send", x, self.rank + 1)
+                self.send_or_receive("send", x, self.rank + 1)
         self.loss = self.ddp(x).square().mean()
         self.loss.backward()
         left_ns = now_ns()
@@ -176,22 +176,22 @@ class Trainer:
         optimizer.step()
         optimizer.zero_grad()
 
-    def pipeline(self, x) -> None:
+    def run_pipeline(self, x) -> None:
         """Each rank is a stage: it takes what the stage before made, computes, hands it on."""
         parts = self.options.micro_batches
         for _ in range(parts):
             if self.rank > 0:
-                self.message("recv", x, self.rank - 1)
+                self.send_or_receive("recv", x, self.rank - 1)
             self.launch(1 / parts)
             self.device.synchronize()
             if self.rank + 1 < self.world:
-                self.message("send", x, self.rank + 1)
+                self.send_or_receive("send", x, self.rank + 1)
         come_ns = now_ns()
         dist.all_reduce(torch.zeros(1))
         self.watch.operations.append(["all", -1, self.step, come_ns, now_ns()])
-        optimizer_step(self)
+        run_optimizer(self)
 
-    def message(self, way: str, x, peer: int) -> None:
+    def send_or_receive(self, way: str, x, peer: int) -> None:
         come_ns = now_ns()
         (dist.send if way == "send" else dist.recv)(x, peer)
         self.watch.operations.append([way, peer, -1, come_ns, now_ns()])
@@ -204,27 +204,27 @@ class Trainer:
         if options.skew:
             self.factor = math.exp(self.random.gauss(0.0, options.skew))
 
-    def stop_maybe(self) -> None:
+    def stop_if_due(self) -> None:
         if self.step == self.options.hang_at:
             time.sleep(1e6)
         if self.step == self.options.fail_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             sys.exit("the script fails, as asked")
 
 
-def queue_depth(options: argparse.Namespace) -> int:
+def get_queue_depth(options: argparse.Namespace) -> int:
     return max(8, options.queued_steps * max(options.kernels, 8))
 
 
-def loaded(records: Records, turns: Turns) -> list:
+def make_batches(records: Records, turns: Turns) -> list:
     """Return the batches, or those of turns with the fault and those of turns without it."""
     out = []
-    for number, options in enumerate(turns.loaders):
+    for number, options in enumerate(turns.loader_options):
         mine = None
-        if len(turns.loaders) > 1:
+        if len(turns.loader_options) > 1:
             mine = [
                 step * ITEMS_PER_BATCH + item
                 for step in range(options.steps)
-                if turns.on(step) == (number == 0)
+                if turns.is_on(step) == (number == 0)
                 for item in range(ITEMS_PER_BATCH)
             ]
         prefetch = {"prefetch_factor": options.prefetch} if options.workers else {}
@@ -233,22 +233,22 @@ def loaded(records: Records, turns: Turns) -> list:
             ITEMS_PER_BATCH,
             sampler=mine,
             num_workers=options.workers,
-            worker_init_fn=hold,
+            worker_init_fn=hold_memory,
             **prefetch,
         )
         out.append(iter(loader))
     return out
 
 
-def optimizer_step(trainer: Trainer) -> None:
+def run_optimizer(trainer: Trainer) -> None:
     """A step of an optimizer over gradients of a forward-only pipeline."""
     if trainer.optimizer is None:
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.001)
     trainer.optimizer.step()
 
 
-def hold(worker: int) -> None:
-    get_worker_info().dataset.hold()
+def hold_memory(worker: int) -> None:
+    get_worker_info().dataset.allocate_memory()
 
 
 def burn_cpu(length_ms: float) -> None:
@@ -262,7 +262,7 @@ def burn_until(end_ns: int) -> None:
         pass
 
 
-def join_others() -> None:
+def join_process_group() -> None:
     life, variables = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
     if life == "0":
         dist.init_process_group("gloo")
@@ -279,9 +279,9 @@ def main() -> None:
     sys.setswitchinterval(0.0005)  # the driver's thread must not wait long for the interpreter
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    join_others()
+    join_process_group()
     rank, world = dist.get_rank(), dist.get_world_size()
-    turns.of_rank(rank)
+    turns.apply_rank_options(rank)
     trainer = Trainer(turns, rank, world)
     if trainer.options.start_ms:
         time.sleep(trainer.options.start_ms / 1000)

@@ -50,14 +50,14 @@ class Records(Dataset):
             self.records = os.lseek(self.fd, 0, os.SEEK_END) // options.read_bytes
             self.buffers = [mmap.mmap(-1, options.read_bytes)]
         choose = random.Random(index)
-        begun_ns, delay_ns = now_ns(), run_delay_ns()
+        begun_ns, delay_ns = now_ns(), read_run_delay_ns()
         for _ in range(options.reads if options.data else 0):
             os.preadv(self.fd, self.buffers, choose.randrange(self.records) * options.read_bytes)
-        read_ns, read_delay_ns = now_ns(), run_delay_ns()
+        read_ns, read_delay_ns = now_ns(), read_run_delay_ns()
         end_ns = time.thread_time_ns() + round(options.decode_ms * 1e6 / ITEMS_PER_BATCH)
         while time.thread_time_ns() < end_ns:  # of a CPU of its own, however busy the machine is
             sum(i * i % 7 for i in range(200))
-        made_ns, made_delay_ns = now_ns(), run_delay_ns()
+        made_ns, made_delay_ns = now_ns(), read_run_delay_ns()
         delays_ns = (read_delay_ns - delay_ns, made_delay_ns - read_delay_ns)
         self.watch[index] = torch.tensor((begun_ns, read_ns, made_ns, *delays_ns))
         return torch.full((self.features,), 0.01 * (index % 7))
@@ -91,12 +91,12 @@ class Model(torch.nn.Module):
         return x
 
 
-def run_delay_ns() -> int:
+def read_run_delay_ns() -> int:
     with open("/proc/self/schedstat") as file:
         return int(file.read().split()[1])
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--data", default="", help="a file to read from")
@@ -114,7 +114,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def of_rank(options: argparse.Namespace, rank: int) -> argparse.Namespace:
+def apply_rank_options(options: argparse.Namespace, rank: int) -> argparse.Namespace:
     for owner, word in options.own:
         if int(owner) == rank:
             name, value = word.split("=")
@@ -131,7 +131,7 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
 
     def mark(_) -> None:
         nonlocal arrived
-        arrived = now_ns(), run_delay_ns()
+        arrived = now_ns(), read_run_delay_ns()
 
     for parameter in model.parameters():
         parameter.register_hook(mark)
@@ -142,9 +142,9 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
     dist.barrier()
     began_ns = now_ns()
     for _ in range(options.steps):
-        asked_ns, asked_delay_ns = now_ns(), run_delay_ns()
+        asked_ns, asked_delay_ns = now_ns(), read_run_delay_ns()
         x = next(batches)
-        got_ns, got_delay_ns = now_ns(), run_delay_ns()
+        got_ns, got_delay_ns = now_ns(), read_run_delay_ns()
         if options.chain and rank > 0:
             dist.recv(x, rank - 1)
         received_ns = now_ns()
@@ -153,7 +153,7 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
         passed_ns = now_ns()
         loss = ddp(x).square().mean()
         loss.backward()
-        left_ns, left_delay_ns = now_ns(), run_delay_ns()
+        left_ns, left_delay_ns = now_ns(), read_run_delay_ns()
         optimizer.step()
         optimizer.zero_grad()
         times = (asked_ns, got_ns, received_ns, passed_ns, arrived[0], left_ns)
@@ -172,7 +172,7 @@ def train(options: argparse.Namespace, rank: int, world: int) -> dict:
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -184,7 +184,7 @@ def main() -> None:
         "steps": options.steps,
         "chain": options.chain,
     }
-    line = json.dumps({**header, **train(of_rank(options, rank), rank, world)})
+    line = json.dumps({**header, **train(apply_rank_options(options, rank), rank, world)})
     with open(__file__) as turn:  # a pipe keeps only short lines of several writers apart
         fcntl.flock(turn, fcntl.LOCK_EX)
         print(line, flush=True)

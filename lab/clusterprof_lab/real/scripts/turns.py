@@ -13,7 +13,7 @@ import argparse
 import os
 import time
 
-from options import of_rank, parse_words
+from options import apply_rank_options, parse_words
 
 MARK = "--fault"
 _ORDER = (False, True, True, False)
@@ -29,12 +29,12 @@ class Turns:
         self.faulty = parse_words([*words[:at], *words[at + 1 :]])
         self.calm.features = self.faulty.features  # there is one model: only what is sent differs
 
-    def of_rank(self, rank: int) -> None:
+    def apply_rank_options(self, rank: int) -> None:
         """Put the options of this rank in the place of everybody's."""
-        of_rank(self.calm, rank)
-        of_rank(self.faulty, rank)
+        apply_rank_options(self.calm, rank)
+        apply_rank_options(self.faulty, rank)
 
-    def on(self, step: int) -> bool:
+    def is_on(self, step: int) -> bool:
         """Return whether the fault is on in a step; in all of them without turns."""
         length, first = self.faulty.in_turns, self.faulty.warm_up
         if not length:
@@ -43,16 +43,16 @@ class Turns:
         last = step >= self.faulty.steps - 2  # behind the last step the job is over
         return step >= first and not last and _ORDER[block % len(_ORDER)]
 
-    def at(self, step: int) -> argparse.Namespace:
+    def get_options(self, step: int) -> argparse.Namespace:
         """Return the options of a step."""
-        return self.faulty if self.on(step) else self.calm
+        return self.faulty if self.is_on(step) else self.calm
 
-    def changes(self, step: int) -> bool:
+    def begins_turn(self, step: int) -> bool:
         """Return whether a step is the first of a turn."""
-        return step > 0 and self.on(step) != self.on(step - 1)
+        return step > 0 and self.is_on(step) != self.is_on(step - 1)
 
     @property
-    def loaders(self) -> list[argparse.Namespace]:
+    def loader_options(self) -> list[argparse.Namespace]:
         """The options of each loader that is needed: one if the fault is not of the loader."""
         same = all(
             getattr(self.calm, name) == getattr(self.faulty, name)
@@ -60,7 +60,7 @@ class Turns:
         )
         return [self.faulty] if same or not self.faulty.in_turns else [self.faulty, self.calm]
 
-    def switched(self, step: int, rank: int) -> None:
+    def wait_until_switched(self, step: int, rank: int) -> None:
         """Wait until what is outside the job has been switched for this step."""
         if not self.faulty.switched:
             return

@@ -218,7 +218,7 @@ def test_a_table_that_is_not_known_leaves_the_single_files(host: Any) -> None:
     ]
 
 
-def test_a_device_that_sleeps_idles_and_is_not_woken(host: Any) -> None:
+def test_a_sleeping_device_counts_as_idle_and_is_not_woken(host: Any) -> None:
     rig = Rig(host("mi300x-node"))
     sleeps = absent("the device is suspended, and reading would wake it")
     expected: list[Value] = [sleeps] * len(SIGNALS)
@@ -270,7 +270,7 @@ def test_busy_time_is_the_firmwares_sum_once_its_unit_is_known(host_copy: Any) -
     assert rig.at(3)["busy_ns_total", ONE] == start + 5 * S // 10 + 87 * S // 100
 
 
-def test_a_table_that_was_not_written_anew_says_nothing_new(host_copy: Any) -> None:
+def test_an_unchanged_metrics_table_gives_no_new_values(host_copy: Any) -> None:
     rig = Rig(host_copy("mi300x-node"))
     start = rig.sample()["busy_ns_total", ONE]
     assert rig.at(1)["busy_ns_total", ONE] == start
@@ -278,7 +278,7 @@ def test_a_table_that_was_not_written_anew_says_nothing_new(host_copy: Any) -> N
     assert rig.at(2)["busy_ns_total", ONE] == start + 2 * 4 * S // 10
 
 
-def test_limiters_that_held_are_reasons_and_times(host_copy: Any) -> None:
+def test_active_limiters_become_throttle_reasons_and_times(host_copy: Any) -> None:
     rig = Rig(host_copy("mi300x-node"))
     names = ("throttle_bits", "thermal_violation_ns_total", "power_violation_ns_total")
     rig.sample()
@@ -321,7 +321,7 @@ def test_impossible_values_and_text_are_reasons(host_copy: Any) -> None:
     assert sample["power_limit_watts", NEWER] == absent("the driver does not report power1_cap")
 
 
-def test_who_works_on_which_device_is_reported_once(host_copy: Any) -> None:
+def test_processes_per_device_are_reported_once(host_copy: Any) -> None:
     rig = Rig(host_copy("mi300x-node"))
     rig.sample()
     assert rig.collector.events() == [
@@ -339,7 +339,7 @@ def test_who_works_on_which_device_is_reported_once(host_copy: Any) -> None:
     assert events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": THREE[0]})]
 
 
-def test_a_device_that_goes_and_comes_back(host_copy: Any, tmp_path: Path) -> None:
+def test_a_device_that_disappears_and_returns(host_copy: Any, tmp_path: Path) -> None:
     rig = Rig(host_copy("mi300x-node"))
     rig.sample()
     card = rig.roots.sys / "class/drm/card2"
@@ -366,7 +366,7 @@ def test_machines_without_one(host: Any, name: str) -> None:
     assert raised.value.kind == "absent"
 
 
-def test_graphics_of_the_processor_are_no_accelerator(host_copy: Any) -> None:
+def test_integrated_graphics_are_not_an_accelerator(host_copy: Any) -> None:
     roots = host_copy("mi300x-node")
     for card in range(1, 7):
         shutil.rmtree(roots.sys / f"class/drm/card{card}")
@@ -374,7 +374,7 @@ def test_graphics_of_the_processor_are_no_accelerator(host_copy: Any) -> None:
         Rig(roots)
 
 
-def test_files_and_threads_are_given_back(host: Any, open_files: Any) -> None:
+def test_files_and_threads_are_released_on_close(host: Any, open_files: Any) -> None:
     before = open_files()
     rig = Rig(host("mi300x-node"))
     rig.sample()

@@ -14,7 +14,7 @@ from clusterprof.agent.collectors.gpu import gaudi_hlml
 from clusterprof.agent.collectors.gpu.gaudi import GpuGaudiCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.accelerators.simulated import SITE, Gaudis, tool, until
+from tests.support.accelerators.simulated import SITE, SimulatedGaudi, wait_until, write_tool
 
 FIRST, SECOND = "01P0-HL3080A0-15-TN-00", "01P0-HL3080A0-15-TN-01"
 SECOND_NS = 1_000_000_000
@@ -51,8 +51,8 @@ LOST = Unavailable(
 
 
 @pytest.fixture
-def gaudis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gaudis]:
-    made = Gaudis(tmp_path / "gaudis")
+def gaudis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGaudi]:
+    made = SimulatedGaudi(tmp_path / "gaudis")
     monkeypatch.setenv("FAKEHLML", str(made.path))
     monkeypatch.setenv("PATH", str(tmp_path))  # no hl-smi
     monkeypatch.syspath_prepend(SITE)
@@ -72,12 +72,12 @@ def collected() -> dict[str, dict[str, Any]]:
     return result
 
 
-def test_every_value_in_base_units_and_no_share_of_time(gaudis: Gaudis) -> None:
+def test_gaudi_values_are_in_base_units_without_a_time_share(gaudis: SimulatedGaudi) -> None:
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
     assert not {name for name in gaudi_hlml.SIGNALS if "busy" in name}
 
 
-def test_what_each_device_is(gaudis: Gaudis) -> None:
+def test_what_each_device_is(gaudis: SimulatedGaudi) -> None:
     library = gaudi_hlml.HlmlLibrary(lambda index, call: None)
     assert library.inventory[1] == {
         "id": SECOND,
@@ -93,12 +93,12 @@ def test_what_each_device_is(gaudis: Gaudis) -> None:
     }
 
 
-def test_old_bindings_with_one_handle_for_all_tell_devices_apart(gaudis: Gaudis) -> None:
+def test_old_bindings_with_one_handle_for_all_tell_devices_apart(gaudis: SimulatedGaudi) -> None:
     gaudis.write(flavour="old-handles", GetUtilizationRates=[62, 5])  # a number, not a structure
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
 
 
-def test_old_bindings_that_hide_errors_are_not_used(gaudis: Gaudis) -> None:
+def test_old_bindings_that_hide_errors_are_not_used(gaudis: SimulatedGaudi) -> None:
     gaudis.write(flavour="old-errors", GetPowerUsage={"error": "HLML_ERROR_NO_DATA"})
     with pytest.raises(Unavailable) as raised:
         collected()
@@ -139,8 +139,8 @@ def test_old_bindings_that_hide_errors_are_not_used(gaudis: Gaudis) -> None:
         ),
     ],
 )
-def test_one_value_that_cannot_be_read_takes_nothing_with_it(
-    gaudis: Gaudis, changes: dict[str, Any], signals: list[str], reason: Unavailable
+def test_an_unreadable_value_leaves_the_other_values(
+    gaudis: SimulatedGaudi, changes: dict[str, Any], signals: list[str], reason: Unavailable
 ) -> None:
     ((call, bad),) = changes.items()
     healthy = {
@@ -152,7 +152,7 @@ def test_one_value_that_cannot_be_read_takes_nothing_with_it(
     assert collected() == {FIRST: HEALTHY | dict.fromkeys(signals, reason), SECOND: OTHER}
 
 
-def test_a_lost_device_is_never_asked_again(gaudis: Gaudis) -> None:
+def test_a_lost_device_is_not_queried_again(gaudis: SimulatedGaudi) -> None:
     now = [0]
     library = gaudi_hlml.HlmlLibrary(lambda index, call: None, clock=lambda: now[0])
     lost_one, other = library.devices
@@ -168,7 +168,7 @@ def test_a_lost_device_is_never_asked_again(gaudis: Gaudis) -> None:
     assert (list(lost_one.notes), list(other.notes)) == ([lost], [])
 
 
-def test_no_driver_and_no_device_are_absent(gaudis: Gaudis) -> None:
+def test_no_driver_and_no_device_are_absent(gaudis: SimulatedGaudi) -> None:
     gaudis.count = 0
     gaudis.write()
     with pytest.raises(Unavailable) as raised:
@@ -189,7 +189,7 @@ def test_hl_smi_answers_with_and_without_units() -> None:
     assert units[0][1] == [0.62, 6 << 30, 128 << 30, 612.5, 47.0]
 
 
-def test_hl_smi_says_text_where_a_number_should_be() -> None:
+def test_hl_smi_text_in_place_of_a_number_is_an_error() -> None:
     ((_, values),) = gaudi_hlml.parse_hl_smi(LINE.format(137, "N/A", "-5", "1e9 W", ""))
     assert values == [
         Unavailable("failed", "hl-smi: impossible value 137 %"),
@@ -209,7 +209,7 @@ def test_a_device_that_hl_smi_no_longer_names_may_come_back(
     def answer(*rows: int) -> None:
         row_of = "{0}, ID-{0}, HL, 0000:0{0}:00.0, 1, {0}, 10, 1, 2, 3, 4".format
         lines = [f"echo '{row_of(row)}'" for row in rows]
-        tool(tmp_path / "bin", "hl-smi", "\n".join(lines) or "exit 1")
+        write_tool(tmp_path / "bin", "hl-smi", "\n".join(lines) or "exit 1")
 
     answer(0, 1)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
@@ -217,7 +217,7 @@ def test_a_device_that_hl_smi_no_longer_names_may_come_back(
     first, second = library.devices
     healthy = [0.1, 1 << 20, 2 << 20, 3.0, 4.0]
     gone = Unavailable("failed", "hl-smi no longer lists this Gaudi", "check the kernel log")
-    until(lambda: not library._first)
+    wait_until(lambda: not library._first)
     seen = []
     for rows in ((0, 1), (1,), (0, 1)):
         answer(*rows)

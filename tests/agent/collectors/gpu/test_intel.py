@@ -140,7 +140,7 @@ def test_what_each_device_is(host: Any) -> None:
     ]
 
 
-def test_busy_time_is_the_jobs_and_power_is_the_rise_of_energy(host_copy: Any) -> None:
+def test_busy_time_is_of_the_job_and_power_is_energy_per_time(host_copy: Any) -> None:
     rig = Rig(host_copy("intel-max-node"))
     rig.sample()
     path = rig.roots.proc / "4712/fdinfo/8"
@@ -159,7 +159,9 @@ def test_busy_time_is_the_jobs_and_power_is_the_rise_of_energy(host_copy: Any) -
     assert rig.at(4)["power_watts", XE].message.endswith("'off' is not a number")  # type: ignore[union-attr]
 
 
-def test_what_could_not_be_seen_of_the_job_is_not_measured(host_copy: Any, as_nobody: Any) -> None:
+def test_hidden_processes_of_the_job_make_busy_time_unmeasured(
+    host_copy: Any, as_nobody: Any
+) -> None:
     rig = Rig(host_copy("intel-max-node"))
     before = rig.sample()["busy_ns_total", I915]
     fdinfo = rig.roots.proc / "4712/fdinfo/8"
@@ -174,7 +176,7 @@ def test_what_could_not_be_seen_of_the_job_is_not_measured(host_copy: Any, as_no
     assert isinstance(after, int) and isinstance(before, int) and after < before
 
 
-def test_a_device_that_sleeps_has_the_jobs_time_and_nothing_else(host_copy: Any) -> None:
+def test_a_sleeping_device_has_only_the_busy_time_of_the_job(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     (roots.sys / "class/drm/card2/device/power/runtime_status").write_text("suspended\n")
     sleeps = Unavailable("absent", "the device is suspended, and reading would wake it")
@@ -192,7 +194,7 @@ def test_a_reason_that_is_not_read_leaves_the_mask_unknown(host_copy: Any) -> No
     )
 
 
-def test_who_works_on_which_device_is_reported(host: Any) -> None:
+def test_processes_per_device_are_reported(host: Any) -> None:
     rig = Rig(host("intel-max-node"))
     rig.sample()
     assert rig.collector.events() == [

@@ -33,7 +33,7 @@ def changed(*steps: Any, number: int = 0) -> dict[str, Any]:
     return changed_copy
 
 
-def test_what_a_report_says_of_each_core() -> None:
+def test_a_neuron_report_gives_the_values_of_each_core() -> None:
     assert neuron.parse_hardware(REPORTS[0]) == NODE
     # 42 % of a second in 100 programs of 8 ms (p99 1.5 × that), 1 GiB of tensors and 1 KiB more
     used = neuron.CoreReport(
@@ -97,7 +97,7 @@ PERCENT = "busy_ratio"
         ),
     ],
 )
-def test_what_cannot_be_read_is_a_reason_and_takes_nothing_with_it(
+def test_an_unreadable_value_has_a_reason_and_leaves_the_others(
     steps: tuple[Any, ...], fields: list[str], message: str
 ) -> None:
     result, before = (neuron.parse_cores(value, NODE) for value in (changed(*steps), REPORTS[0]))
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_a_reason_and_takes_nothing_with_it(
     assert result[2] == before[2]
 
 
-def test_a_process_that_could_not_be_asked_may_use_any_other_core() -> None:
+def test_an_unreadable_process_may_use_any_other_core() -> None:
     denied = Unavailable("failed", "neuron-monitor: permission denied")
     for steps in (
         ("neuron_runtime_data", 0, "error", "permission denied"),
@@ -200,7 +200,7 @@ def test_shares_of_periods_are_summed_to_busy_time() -> None:
     assert [execution - executions[0] for execution in executions] == [0, 100, 200, 300]
 
 
-def test_a_period_nobody_saw_is_not_an_idle_one() -> None:
+def test_an_unobserved_period_is_not_idle() -> None:
     clock = Clock()
     made = library(clock)
     result = busy_ns(sampled(made, clock, 0.0, 0.0, None, None, 0.0, 50.0, "garbage", 0.0, 0.0))
@@ -212,7 +212,7 @@ def test_a_period_nobody_saw_is_not_an_idle_one() -> None:
     assert again == last == after - 1
 
 
-def test_a_tool_that_falls_silent_is_a_reason_after_five_seconds() -> None:
+def test_a_silent_tool_is_reported_after_five_seconds() -> None:
     clock = Clock()
     samples = sampled(library(clock), clock, 10.0, *[None] * 7)
     silent = Unavailable("failed", "silent")
@@ -228,7 +228,7 @@ def test_a_tool_that_falls_silent_is_a_reason_after_five_seconds() -> None:
     ]
 
 
-def test_who_has_a_core_is_reported_once_and_names_are_left_out() -> None:
+def test_core_users_are_reported_once_without_process_names() -> None:
     clock = Clock()
     made = library(clock)
     sampled(made, clock, 10.0, 20.0)

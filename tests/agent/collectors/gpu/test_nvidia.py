@@ -13,8 +13,8 @@ from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.collectors.gpu.nvml_queries import CALLS, NEVER_NS
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.nvml.healthy import HEALTHY, entry
-from tests.support.nvml.simulated import Scenario, load, uuid
+from tests.support.nvml.healthy import HEALTHY, make_device_entry
+from tests.support.nvml.simulated import Scenario, load_library, make_uuid
 
 SECOND_NS = 1_000_000_000
 NOT_SUPPORTED = Unavailable("absent", "not supported by this GPU or driver")
@@ -27,7 +27,7 @@ LOST = Unavailable(
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    load()
+    load_library()
     made = Scenario(tmp_path / "scenario", devices=2)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made
@@ -64,38 +64,38 @@ def named(values: list[Any]) -> dict[str, Any]:
 def test_two_gpus_in_full(scenario: Scenario) -> None:
     scenario.write("1 GetUtilizationRates = 0 0", "1 GetPowerUsage = 75000")
     idle = {"gpu.busy_ratio": 0.0, "gpu.memory_busy_ratio": 0.0, "gpu.power_watts": 75.0}
-    assert collected() == {uuid(0): HEALTHY, uuid(1): {**HEALTHY, **idle}}
+    assert collected() == {make_uuid(0): HEALTHY, make_uuid(1): {**HEALTHY, **idle}}
 
 
-def test_the_inventory_says_what_each_device_is(scenario: Scenario) -> None:
+def test_the_inventory_describes_each_device(scenario: Scenario) -> None:
     scenario.write("1 GetName error 3")
     library = NvmlLibrary(unmarked)
     library.close()
-    second = entry(1)
+    second = make_device_entry(1)
     del second["name"]  # not supported: left out, not guessed
-    assert library.inventory == [entry(0), second]
+    assert library.inventory == [make_device_entry(0), second]
 
 
-def test_what_a_kind_of_gpu_cannot_have_is_no_column(scenario: Scenario) -> None:
+def test_unsupported_features_of_a_gpu_have_no_column(scenario: Scenario) -> None:
     """A Volta, whose pages are retired (4 for repeated errors, 1), beside a GPU without NVLink."""
     scenario.write("0 GetCudaComputeCapability = 7 0", "1 GetNvLinkState error 3")
     repair = {"gpu.retired_pages_count": 5, "gpu.retirement_pending_count": 1}
     assert collected() == {
-        uuid(0): {**{k: v for k, v in HEALTHY.items() if "remap" not in k}, **repair},
-        uuid(1): {k: v for k, v in HEALTHY.items() if "nvlink" not in k},
+        make_uuid(0): {**{k: v for k, v in HEALTHY.items() if "remap" not in k}, **repair},
+        make_uuid(1): {k: v for k, v in HEALTHY.items() if "nvlink" not in k},
     }
     library = NvmlLibrary(unmarked)
     library.close()
-    without = {**entry(1), "nvlink_count": 0}
+    without = {**make_device_entry(1), "nvlink_count": 0}
     del without["nvlink_bytes_per_second"]
-    assert library.inventory == [{**entry(0), "compute_capability": "7.0"}, without]
+    assert library.inventory == [{**make_device_entry(0), "compute_capability": "7.0"}, without]
 
 
-def test_an_unsupported_value_takes_nothing_else_with_it(scenario: Scenario) -> None:
+def test_an_unsupported_value_leaves_the_other_values(scenario: Scenario) -> None:
     scenario.write("1 GetPowerUsage error 3")
     samples = collected()
-    assert samples[uuid(0)] == HEALTHY
-    assert samples[uuid(1)] == {**HEALTHY, "gpu.power_watts": NOT_SUPPORTED}
+    assert samples[make_uuid(0)] == HEALTHY
+    assert samples[make_uuid(1)] == {**HEALTHY, "gpu.power_watts": NOT_SUPPORTED}
 
 
 def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Scenario) -> None:
@@ -110,12 +110,12 @@ def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Sce
         "gpu.pcie_receive_bytes_per_second": denied,
         "gpu.pcie_transmit_bytes_per_second": denied,
     }
-    assert collected() == {uuid(0): expected, uuid(1): expected}
+    assert collected() == {make_uuid(0): expected, make_uuid(1): expected}
 
 
 def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
     scenario.write("0 GetUtilizationRates = 137 40", "0 GetSamples error 6")
-    result = collected()[uuid(0)]
+    result = collected()[make_uuid(0)]
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
     assert result["gpu.busy_ratio"] == result["gpu.memory_busy_ratio"] == impossible
     # Neither samples nor a utilisation: not a busy time that stands still.
@@ -125,13 +125,13 @@ def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
 
 def test_an_impossible_sample_is_no_busy_time(scenario: Scenario) -> None:
     scenario.write("0 GetSamples = 1000000:50 1200000:137")
-    result = collected()[uuid(0)]
+    result = collected()[make_uuid(0)]
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
     assert result["gpu.busy_ns_total"] == result["gpu.busy_until_ns"] == impossible
     assert result["gpu.busy_ratio"] == 0.97
 
 
-def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) -> None:
+def test_a_lost_gpu_is_not_queried_again(scenario: Scenario) -> None:
     clock = Clock()
     library = NvmlLibrary(unmarked, clock=clock)
     lost_one, other = library.devices
@@ -159,9 +159,9 @@ def test_a_lost_gpu_stays_lost_and_is_never_touched_again(scenario: Scenario) ->
 def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenario) -> None:
     scenario.write("0 GetHandleByIndex error 15")
     samples = collected()
-    assert list(samples) == ["nvidia-0", uuid(1)]
+    assert list(samples) == ["nvidia-0", make_uuid(1)]
     assert set(samples["nvidia-0"].values()) == {LOST}
-    assert samples[uuid(1)] == HEALTHY
+    assert samples[make_uuid(1)] == HEALTHY
 
 
 def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:

@@ -14,7 +14,7 @@ from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
 from clusterprof.agent.isolation import drivers
 from clusterprof.errors import Unavailable
 from tests.support.nvml.healthy import HEALTHY, MEANS, NO_GPM
-from tests.support.nvml.simulated import GPM, Scenario, load
+from tests.support.nvml.simulated import GPM, Scenario, load_library
 
 MS = 1_000_000
 DAY_MS = 1_790_000_000_000
@@ -27,7 +27,7 @@ DENIED = Unavailable(
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    load()
+    load_library()
     made = Scenario(tmp_path / "scenario", devices=1)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made
@@ -73,7 +73,7 @@ def sample(at: float, sm: float) -> str:
     return f"0 GpmSample = {at} 2:{sm}"
 
 
-def test_means_in_base_units_stand_in_for_the_look_at_pcie(scenario: Scenario) -> None:
+def test_gpm_means_in_base_units_replace_the_pcie_snapshot(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
     samples = sampled(world.open())
@@ -98,7 +98,7 @@ def test_a_mean_begins_where_the_one_before_it_ended(scenario: Scenario) -> None
     assert world.calls.count("GpmMetricsGet") == 8 and world.waits == [0.1]
 
 
-def test_a_metric_that_is_not_reported_takes_no_other_with_it(scenario: Scenario) -> None:
+def test_a_missing_metric_leaves_the_other_metrics(scenario: Scenario) -> None:
     lines = [line for line in GPM.splitlines() if ":3 " not in line]
     scenario.write(*lines, "* GpmMetric:10 = nan", "* GpmMetric:5 = 250", "* GpmMetric:2 = 100.4")
     samples = sampled(World().open())
@@ -113,7 +113,7 @@ def test_a_metric_that_is_not_reported_takes_no_other_with_it(scenario: Scenario
     }
 
 
-def test_more_than_a_link_can_carry_is_no_value(scenario: Scenario) -> None:
+def test_a_rate_above_the_link_speed_is_rejected(scenario: Scenario) -> None:
     """16 lanes of generation 5: 63.0 GB/s one way; three NVLinks: 75 GB/s; and 5 % to spare."""
     lines = [
         *GPM.splitlines(),
@@ -145,7 +145,7 @@ def test_more_than_a_link_can_carry_is_no_value(scenario: Scenario) -> None:
         ("* GpmSampleGet error 4", DENIED),
     ],
 )
-def test_without_gpm_pcie_is_looked_at_as_before(
+def test_without_gpm_the_pcie_snapshot_is_used(
     scenario: Scenario, trouble: str, why: Unavailable
 ) -> None:
     scenario.write(*GPM.splitlines(), trouble)
@@ -156,9 +156,7 @@ def test_without_gpm_pcie_is_looked_at_as_before(
 SLOW_NS = 5 * MS + 1
 
 
-def test_where_every_reading_is_slow_it_is_not_used_and_the_reason_says_how_to(
-    scenario: Scenario,
-) -> None:
+def test_slow_gpm_is_not_used_and_the_reason_names_the_option(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
     world.reading_ns = repeat(SLOW_NS)
@@ -206,7 +204,7 @@ def test_a_reading_that_fails_when_it_is_timed_has_no_time(scenario: Scenario) -
     assert sampled(library)["gpu.sm_active_ratio"] == MEANS["gpu.sm_active_ratio"]
 
 
-def test_a_profile_can_have_it_read_however_slow_it_is(scenario: Scenario) -> None:
+def test_a_profile_can_force_slow_gpm(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
     world.reading_ns = repeat(50 * MS)
@@ -215,7 +213,7 @@ def test_a_profile_can_have_it_read_however_slow_it_is(scenario: Scenario) -> No
     assert world.calls.count("GpmSampleGet") == 1  # and no time is spent on measuring it
 
 
-def test_a_gpu_that_is_lost_while_a_reading_is_timed_is_left_alone(scenario: Scenario) -> None:
+def test_a_gpu_lost_while_timing_a_reading_is_not_queried_again(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
 
@@ -264,7 +262,7 @@ def test_without_the_compute_engines_activity_samples_count_busy_time(scenario: 
     assert collected == [(0, 1_000), (80, 1_200)]
 
 
-def test_where_it_is_switched_off_it_is_never_touched(scenario: Scenario) -> None:
+def test_disabled_gpm_is_not_called(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmQueryDeviceSupport segv", "* GpmSampleGet segv")
     calls: list[str] = []
     library = drivers.get_library_opener("gpu_nvidia", {"--gpm": "off"})(
@@ -275,7 +273,7 @@ def test_where_it_is_switched_off_it_is_never_touched(scenario: Scenario) -> Non
     assert [call for call in calls if call.startswith("Gpm")] == ["GpmQueryDeviceSupport"]
 
 
-def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Scenario) -> None:
+def test_a_failed_reading_is_a_gap_that_the_next_mean_covers(scenario: Scenario) -> None:
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
     world = World()
     library = world.open()
@@ -295,7 +293,7 @@ def test_a_reading_that_fails_is_a_hole_and_the_next_mean_covers_it(scenario: Sc
     assert collected[3] == Unavailable("failed", "NVML (2)") and world.waits == [0.1, 0.1]
 
 
-def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scenario) -> None:
+def test_constant_counters_on_a_busy_gpu_are_rejected(scenario: Scenario) -> None:
     dead = [*GPM.splitlines(), "* GpmMetric:2 = 0", "* GpmMetric:10 = 0"]
     world = World()
     scenario.write(*dead)
@@ -318,7 +316,7 @@ def test_counters_that_stand_still_on_a_busy_gpu_are_not_believed(scenario: Scen
     assert collected == [0, 0, 0, 0, 0, why, why, 0, 0, 0, 0, 0, why]
 
 
-def test_a_gpu_that_is_lost_while_gpm_is_tried_is_left_alone(scenario: Scenario) -> None:
+def test_a_gpu_lost_while_trying_gpm_is_not_queried_again(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmSampleGet error 15")
     world = World()
     library = world.open()

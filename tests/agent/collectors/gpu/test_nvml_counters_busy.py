@@ -154,7 +154,7 @@ def test_when_the_time_of_day_jumps_forward_while_the_gpu_is_idle_no_time_is_add
     assert reader.read(52_200, (52_100, 100), filters=True) == (200, 52_100)
 
 
-def test_a_sample_stamped_before_the_time_of_day_jumped_takes_nothing_back(reader: Reader) -> None:
+def test_a_sample_from_before_a_clock_jump_subtracts_nothing(reader: Reader) -> None:
     reader.day_ms += 10_000
     assert reader.read(50_200, (50_100, 100), filters=True) == (200, 49_900)
 
@@ -168,18 +168,14 @@ def test_other_timestamps_of_another_clock_begin_where_the_utilization_ends() ->
     assert reader.read(51_700, (51_600, 100), filters=True) == (950, 51_700)
 
 
-def test_a_driver_that_hands_over_everything_goes_on_after_its_clock_went_back(
-    reader: Reader,
-) -> None:
+def test_busy_time_continues_after_the_driver_clock_steps_back(reader: Reader) -> None:
     assert reader.read(50_200, (50_100, 100)) == (200, 50_100)
     reader.day_ms -= HOUR_MS
     reader.stamp_ms -= HOUR_MS
     assert reader.read(50_400, (50_300, 50)) == (300, 50_300)
 
 
-def test_a_clock_of_the_driver_alone_that_jumps_there_and_back_adds_no_hours(
-    reader: Reader,
-) -> None:
+def test_a_driver_clock_that_jumps_and_returns_adds_no_time(reader: Reader) -> None:
     """Its timestamps are then not of the time of day, so time counts up to the reading."""
     totals: list[float] = []
     untils: list[float] = []

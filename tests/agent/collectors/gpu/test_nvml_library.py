@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.collectors.gpu.nvml_library import NvmlLibrary
-from tests.support.nvml.inventories import Told, profile
-from tests.support.nvml.printed import smi
-from tests.support.nvml.simulated import Scenario, load
+from tests.support.nvml.inventories import ExpectedInventory, read_profile
+from tests.support.nvml.nvidia_smi_output import read_nvidia_smi
+from tests.support.nvml.simulated import Scenario, load_library
 
 SHARED = Path(__file__).parents[4].parent / "shared/data"
 PROFILES, PRINTED = SHARED / "nvml-mock-profiles", SHARED / "nvidia-smi-xml"
@@ -21,23 +21,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def read(stated: Told, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+def read(
+    stated: ExpectedInventory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> ExpectedInventory:
     """Feed an inventory to the library and read it back through pynvml."""
-    load()
+    load_library()
     scenario = Scenario(folder / "scenario")
     scenario.replace("\n".join(stated.lines) + "\n")
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
     library = NvmlLibrary(lambda index, call: None)
     values = [dict(zip(device.signals, device.sample(), strict=True)) for device in library.devices]
     library.close()
-    return Told(stated.lines, library.inventory, values)
+    return ExpectedInventory(stated.lines, library.inventory, values)
 
 
 @pytest.mark.parametrize("kind", ["a100", "gb200", "h100", "l40s"])
-def test_a_profile_comes_out_as_it_says(
+def test_values_equal_the_mock_nvml_profile(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stated = profile((PROFILES / f"mock-nvml-config-{kind}.yaml").read_text())
+    stated = read_profile((PROFILES / f"mock-nvml-config-{kind}.yaml").read_text())
     readings = read(stated, tmp_path, monkeypatch)
     assert readings.inventory == stated.inventory
     assert readings.values == stated.values
@@ -45,10 +47,10 @@ def test_a_profile_comes_out_as_it_says(
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4-v12", "a10g", "gtx-1070-ti", "rtx-3080-v12"])
-def test_what_nvidia_smi_printed_comes_out(
+def test_values_equal_the_output_of_nvidia_smi(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stated = smi((PRINTED / f"{name}.xml").read_text())
+    stated = read_nvidia_smi((PRINTED / f"{name}.xml").read_text())
     readings = read(stated, tmp_path, monkeypatch)
     assert readings.inventory == stated.inventory
     assert readings.values == stated.values
@@ -85,7 +87,7 @@ def as_printed(entry: dict[str, Any], values: dict[str, Any], known: Any) -> dic
 def test_the_instances_of_a_split_gpu_are_devices_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stated = smi((PRINTED / "a100-sxm4-v12.xml").read_text())
+    stated = read_nvidia_smi((PRINTED / "a100-sxm4-v12.xml").read_text())
     readings = read(stated, tmp_path, monkeypatch)
     keys = ("parent", "gpu_instance", "compute_instance", "memory_bytes", "sm_count")
     gpu = "GPU-513536b6-7d19-9063-b049-1e69664bb298"

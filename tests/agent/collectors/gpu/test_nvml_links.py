@@ -11,7 +11,7 @@ import pytest
 from clusterprof.agent.collectors.gpu.nvml_library import Device, NvmlLibrary
 from clusterprof.errors import Unavailable
 from tests.support.nvml.healthy import HEALTHY
-from tests.support.nvml.simulated import Scenario, load
+from tests.support.nvml.simulated import Scenario, load_library
 
 MINUTE_NS = 60_000_000_000
 REPLAYS, RECOVERIES = "gpu.nvlink_replays_total", "gpu.nvlink_recoveries_total"
@@ -53,7 +53,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    load()
+    load_library()
     scenario = Scenario(tmp_path / "scenario", devices=1)
     monkeypatch.setenv("FAKENVML_CTL", str(scenario.path))
     yield World(scenario)
@@ -68,7 +68,7 @@ def errors(*grown: tuple[int, str, int], remotes: Any = (), **others: Any) -> di
     }
 
 
-def test_the_link_is_named_whose_errors_the_sum_counts(world: World) -> None:
+def test_the_nvlink_with_errors_is_named(world: World) -> None:
     assert world.read(*HOPPER) == []  # what was counted before the recording began
     # 4 more replays on link 0, 2 more CRC errors on link 1.
     lines = [*HOPPER, "* FieldValue:161/0 = 24", "* FieldValue:52 = 25"]
@@ -92,7 +92,7 @@ def test_links_are_read_only_when_a_sum_has_grown(world: World) -> None:
         assert world.read(*HOPPER, *traps) == []
 
 
-def test_links_that_err_all_the_time_are_read_ever_more_rarely(world: World) -> None:
+def test_nvlinks_with_constant_errors_are_read_less_often(world: World) -> None:
     world.read(*HOPPER)
     seen = []
     for minute in range(1, 65):
@@ -105,7 +105,7 @@ def test_links_that_err_all_the_time_are_read_ever_more_rarely(world: World) -> 
     assert seen == [(1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (32, 16), (48, 16), (64, 16)]
 
 
-def test_a_link_without_counters_for_a_while_goes_on_where_it_was(world: World) -> None:
+def test_an_nvlink_counter_continues_after_being_unreadable(world: World) -> None:
     assert world.read(*HOPPER) == []
     gone = [
         "* FieldValue:161/0 error 3",
@@ -194,7 +194,7 @@ def test_without_a_value_of_all_links_theirs_are_added(world: World) -> None:
     assert [world.values[name] for name in names] == [3, NOT_SUPPORTED, 70]
 
 
-def test_a_gpu_without_counters_of_links_is_asked_once(world: World) -> None:
+def test_a_gpu_without_nvlink_counters_is_queried_once(world: World) -> None:
     assert world.read() == []
     for replays in (30, 40):
         assert world.read(f"* FieldValue:52 = {replays}", "* FieldValue:161/0 segv") == []
@@ -225,7 +225,7 @@ def test_an_address_of_zeros_or_ones_is_none(world: World, address: str, kept: s
     assert event["remotes"] == [[0, "a switch", kept]]
 
 
-def test_a_gpu_that_is_lost_while_its_links_are_read_is_left_alone(world: World) -> None:
+def test_a_gpu_lost_while_reading_nvlinks_is_not_queried_again(world: World) -> None:
     world.read(*HOPPER)
     lost = ["* GetNvLinkState = 0 1 0", "* GetNvLinkRemoteDeviceType error 15"]
     assert world.read(*lost) == []

@@ -14,8 +14,8 @@ from clusterprof.agent.collectors.gpu.nvml_queries import (
     NO_UTILIZATION,
 )
 from clusterprof.errors import Unavailable
-from tests.support.nvml.healthy import HEALTHY, entry
-from tests.support.nvml.simulated import Scenario, load, uuid
+from tests.support.nvml.healthy import HEALTHY, make_device_entry
+from tests.support.nvml.simulated import Scenario, load_library, make_uuid
 
 MS = 1_000_000
 FIRST, SECOND = "MIG-00000000-0000-0000-0000-000000000001", "MIG-2"
@@ -58,7 +58,7 @@ GPM_SIGNALS = (
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    load()
+    load_library()
     made = Scenario(tmp_path / "scenario", devices=2)
     monkeypatch.setenv("FAKENVML_CTL", str(made.path))
     return made
@@ -85,13 +85,15 @@ def sampled(library: NvmlLibrary) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario) -> None:
+def test_every_mig_instance_is_a_device_of_its_gpu(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP)
     place = {"pci_bus_id": "00000000:01:00.0", "numa_node": 1, "cpus": "0-3,48-55,64"}
-    common = {key: entry(0)[key] for key in ("vendor", "emulated", "driver", "nvml", "cuda")}
+    common = {
+        key: make_device_entry(0)[key] for key in ("vendor", "emulated", "driver", "nvml", "cuda")
+    }
     assert World().open().inventory == [
-        {**entry(0), "mig": True, "tells_busy": False},
-        entry(1),
+        {**make_device_entry(0), "mig": True, "tells_busy": False},
+        make_device_entry(1),
         {
             **common,
             **place,
@@ -99,7 +101,7 @@ def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario
             "uuid": FIRST.replace("MIG-", "GPU-"),
             "index": 2,
             "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-            "parent": uuid(0),
+            "parent": make_uuid(0),
             "gpu_instance": 9,
             "compute_instance": 0,
             "memory_bytes": 10468982784,
@@ -113,7 +115,7 @@ def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario
             "uuid": "GPU-2",
             "index": 3,
             "name": "NVIDIA H100 80GB HBM3",
-            "parent": uuid(0),
+            "parent": make_uuid(0),
             "gpu_instance": 11,
             "compute_instance": 0,
             "memory_bytes": 10468982784,
@@ -122,17 +124,15 @@ def test_every_instance_is_a_device_and_says_where_it_belongs(scenario: Scenario
     ]
 
 
-def test_without_gpm_an_instance_tells_memory_and_processes_and_why_no_more(
-    scenario: Scenario,
-) -> None:
+def test_without_gpm_a_mig_instance_has_memory_processes_and_a_reason(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP)
     samples = sampled(World().open())
     gap = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
     silent = {**dict.fromkeys(BUSY, NO_UTILIZATION), **dict.fromkeys(GPM_SIGNALS, gap)}
     unsaid = (*BUSY, "gpu.busy_until_ns", "gpu.memory_busy_ratio", "gpu.sm_active_ratio")
     assert samples == {
-        uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
-        uuid(1): HEALTHY,
+        make_uuid(0): {name: value for name, value in HEALTHY.items() if name not in unsaid},
+        make_uuid(1): HEALTHY,
         FIRST: {**silent, **OWN},
         SECOND: {**silent, **OWN, "gpu.memory_used_bytes": 0, "gpu.processes_count": 0},
     }
@@ -202,12 +202,12 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
     scenario.write(*SPLIT_UP, "0/1 * segv")  # any call on that instance would end this test run
     library = World().open(skip={2})
     assert [device["id"] for device in library.inventory] == [
-        uuid(0),
-        uuid(1),
-        f"{uuid(0)}/1",
+        make_uuid(0),
+        make_uuid(1),
+        f"{make_uuid(0)}/1",
         SECOND,
     ]
-    values = set(sampled(library)[f"{uuid(0)}/1"].values())
+    values = set(sampled(library)[f"{make_uuid(0)}/1"].values())
     assert values == {Unavailable("failed", "not read: it crashed the driver's library")}
     scenario.write(*SPLIT_UP)
     library.adopt(2)
@@ -216,4 +216,7 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
 
 def test_instances_of_a_gpu_that_is_skipped_are_not_there(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP, "0 * segv")
-    assert [device["id"] for device in World().open(skip={0}).inventory] == ["nvidia-0", uuid(1)]
+    assert [device["id"] for device in World().open(skip={0}).inventory] == [
+        "nvidia-0",
+        make_uuid(1),
+    ]

@@ -13,7 +13,7 @@ from clusterprof.agent.collectors.gpu import tpu
 from clusterprof.agent.collectors.gpu.tpu import GpuTpuCollector
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.accelerators.simulated import SITE, tool, write_tpu
+from tests.support.accelerators.simulated import SITE, write_tool, write_tpu
 
 GIB = 1 << 30
 NOBODY = Unavailable("absent", "no process holds the TPU")
@@ -50,7 +50,7 @@ def test_two_cores_of_a_chip_are_one_device() -> None:
     assert tpu.build_rows(lists, 1) == [[0.5, pytest.approx(0.2), 3, 16]]
 
 
-def test_what_libtpu_does_not_say_is_a_reason() -> None:
+def test_a_value_that_libtpu_lacks_has_a_reason() -> None:
     failed = Unavailable("failed", "libtpu: boom")
     lists: list[Any] = [["nan", "101"], [], ["1", "2", "3"], failed]
     count = Unavailable("failed", "libtpu reports 3 values of hbm_capacity_usage for 2 chips")
@@ -141,5 +141,6 @@ def test_chips_are_found_on_the_bus(tmp_path: Path) -> None:
     ]
     assert tpu.explain_absence({"PATH": ""}, str(tmp_path)) is None
     assert (
-        tpu.explain_absence({"PATH": str(tool(tmp_path / "bin", "tpu-info", ""))}, "/none") is None
+        tpu.explain_absence({"PATH": str(write_tool(tmp_path / "bin", "tpu-info", ""))}, "/none")
+        is None
     )

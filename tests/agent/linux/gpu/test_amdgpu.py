@@ -161,7 +161,7 @@ def table(form: int, content: int, size: int, **values: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_every_version_is_read_where_its_fields_are(version: tuple[int, int, int]) -> None:
+def test_every_table_version_is_parsed(version: tuple[int, int, int]) -> None:
     names = {name for name, _ in VERSIONS[version]}
     by_key = {
         "hotspot": 61,

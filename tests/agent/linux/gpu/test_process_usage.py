@@ -90,7 +90,7 @@ def test_shares_of_cycles_and_of_nanoseconds(host_copy: Any) -> None:
     assert reader.read().shares == {XE: 0.0, I915: 0.2}  # … and what it had is not counted twice
 
 
-def test_engines_that_work_at_once_make_no_more_than_the_whole_time(host_copy: Any) -> None:
+def test_parallel_engines_add_up_to_at_most_the_elapsed_time(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     reader = usage(roots, [4712], [10 * S, 11 * S])
     reader.read()
@@ -98,7 +98,7 @@ def test_engines_that_work_at_once_make_no_more_than_the_whole_time(host_copy: A
     assert reader.read().shares[I915] == 1.0
 
 
-def test_a_driver_that_tells_no_times_is_not_idle(host_copy: Any) -> None:
+def test_a_driver_without_engine_times_is_unknown_and_not_idle(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     path = roots.proc / "4712/fdinfo/8"
     lines = [line for line in path.read_text().splitlines() if "engine" not in line]
@@ -116,7 +116,7 @@ def test_a_process_that_may_not_be_seen_is_reported(host_copy: Any, as_nobody: A
     assert readings.works_on == {4711: XE}
 
 
-def test_the_device_a_process_works_on_holds_twice_as_much_as_any_other() -> None:
+def test_a_process_belongs_to_the_device_with_twice_the_memory() -> None:
     assert find_main_device({"a": 10, "b": 5}) == "a"
     assert find_main_device({"a": 10, "b": 6}) == ""
     assert find_main_device({"a": 0}) == ""

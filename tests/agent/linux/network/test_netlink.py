@@ -174,9 +174,7 @@ def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> N
             endpoint.close()
 
 
-def test_without_a_file_to_spare_addresses_are_unknown_and_not_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_free_descriptor_addresses_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(index: int) -> str:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -61,13 +61,13 @@ def structure(length: int, **other: int) -> bytes:
 
 
 @pytest.mark.parametrize("length", LENGTHS, ids=lambda n: f"{n} bytes, Linux {LENGTHS[n]}")
-def test_a_structure_says_what_it_is_long_enough_to_say(length: int) -> None:
+def test_a_short_structure_gives_only_the_fields_it_contains(length: int) -> None:
     expected = [*WHOLE[: KNOWN[length]], *[None] * (11 - KNOWN[length])]
     # Fields are in the order of their offsets, so a shorter structure is a shorter prefix.
     assert list(parse_tcp_info(structure(length))) == expected
 
 
-def test_it_ends_where_it_claims_to_end() -> None:
+def test_a_structure_ends_at_its_stated_length() -> None:
     data = b"before!!" + structure(248)
     assert parse_tcp_info(data, 8) == WHOLE
     assert parse_tcp_info(data, 8, 8 + 136) == parse_tcp_info(structure(136))

@@ -43,7 +43,7 @@ def test_lines_of_a_stats_file() -> None:
     assert get_time_ns(None) == 0  # a line is only there once it counted something
 
 
-def test_what_somebody_waited_for_is_all_but_pings() -> None:
+def test_pings_are_not_counted_as_waits() -> None:
     stats = {
         "req_waittime": LustreCounter(100, "usec", 5000),
         "obd_ping": LustreCounter(10, "usec", 400),
@@ -77,7 +77,7 @@ def test_queues_and_the_histogram_of_reads_in_flight() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 100), (8, 60), (9, 0), (31, 0)])
-def test_rpcs_that_took_the_last_place(most: int, count: int) -> None:
+def test_rpcs_that_filled_the_last_slot(most: int, count: int) -> None:
     assert count_rpcs_at_limit({1: 40, 8: 60}, most) == count
 
 

@@ -27,7 +27,15 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 
 MS = 1_000_000
 SEGMENT = Segment(0, ns(10), False)
@@ -76,10 +84,10 @@ def _by_stack(code: RankStackTimes, cause: str) -> dict[int, tuple[float, int]]:
 
 
 def test_a_sample_carries_the_loss_of_the_time_it_stands_for() -> None:
-    main = _with_stacks(process(100), [(1.0, 1, ""), (1.5, 2, ""), (1.9, 1, ""), (3.0, 3, "")])
+    main = _with_stacks(make_process(100), [(1.0, 1, ""), (1.5, 2, ""), (1.9, 1, ""), (3.0, 3, "")])
     # 1 to 2 s: 0.6 of 1 s is lost, all of it in saves. Each sample: 50 ms x 0.6.
-    pieces = lost((1, 2, 0.6, PHASE_CHECKPOINT))
-    code = _share(rank(10, main), pieces, checkpoint=[1.0])
+    pieces = make_lost_segments((1, 2, 0.6, PHASE_CHECKPOINT))
+    code = _share(make_rank(10, main), pieces, checkpoint=[1.0])
     assert _by_stack(code, "checkpoint") == {1: (60.0, 2), 2: (30.0, 1)}
     assert code.lost["checkpoint"][3].tolist() == [2 * (30 * MS) ** 2, (30 * MS) ** 2]
     assert code.in_steps[:3].tolist() == [[1, 2, 3], [100 * MS, 50 * MS, 50 * MS], [2, 1, 1]]
@@ -87,18 +95,20 @@ def test_a_sample_carries_the_loss_of_the_time_it_stands_for() -> None:
 
 
 def test_causes_share_a_sample_and_the_rest_is_unattributed() -> None:
-    main = _with_stacks(process(100), [(1.5, 1, "")])
-    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
-    code = _share(rank(10, main), pieces, launch_bound=[0.5], cpu_gc=[0.25])
+    main = _with_stacks(make_process(100), [(1.5, 1, "")])
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(make_rank(10, main), pieces, launch_bound=[0.5], cpu_gc=[0.25])
     assert _by_stack(code, "launch-bound") == {1: (25.0, 1)}
     assert _by_stack(code, "cpu-gc") == {1: (12.5, 1)}
     assert _by_stack(code, "unattributed") == {1: (12.5, 1)}
 
 
 def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_others() -> None:
-    main = _with_stacks(process(100), [(1.2, 1, "R"), (1.5, 2, "S"), (1.7, 3, "D"), (1.8, 4, "")])
-    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
-    code = _share(rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
+    main = _with_stacks(
+        make_process(100), [(1.2, 1, "R"), (1.5, 2, "S"), (1.7, 3, "D"), (1.8, 4, "")]
+    )
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(make_rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
     assert sorted(_by_stack(code, "launch-bound")) == [1, 4]  # the state of 4 is not known
     assert sorted(_by_stack(code, "host-asleep")) == [2, 3, 4]
 
@@ -106,28 +116,36 @@ def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_ot
 def test_samples_that_fit_a_cause_carry_the_loss_of_the_others() -> None:
     # 0.2 of 1 s is lost to a sleep; four samples of 50 ms carry 40 ms of it, all in the one asleep.
     samples = [(1.2, 1, "S"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
-    main = _with_stacks(process(100), samples)
-    code = _share(rank(10, main), lost((1, 2, 0.2, PHASE_COMPUTE)), host_asleep=[1.0])
+    main = _with_stacks(make_process(100), samples)
+    code = _share(
+        make_rank(10, main), make_lost_segments((1, 2, 0.2, PHASE_COMPUTE)), host_asleep=[1.0]
+    )
     assert _by_stack(code, "host-asleep") == {1: (40.0, 1)}
     # With 0.5 s lost it carries no more than its own 50 ms.
-    code = _share(rank(10, main), lost((1, 2, 0.5, PHASE_COMPUTE)), host_asleep=[1.0])
+    code = _share(
+        make_rank(10, main), make_lost_segments((1, 2, 0.5, PHASE_COMPUTE)), host_asleep=[1.0]
+    )
     assert _by_stack(code, "host-asleep") == {1: (50.0, 1)}
 
 
 def test_writing_sleeps_where_sleeping_samples_can_carry_it() -> None:
     samples = [(1.2, 1, "D"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
-    main = _with_stacks(process(100), samples)
-    code = _share(rank(10, main), lost((1, 2, 0.2, PHASE_COMPUTE)), eval_host=[1.0])
+    main = _with_stacks(make_process(100), samples)
+    code = _share(
+        make_rank(10, main), make_lost_segments((1, 2, 0.2, PHASE_COMPUTE)), eval_host=[1.0]
+    )
     assert _by_stack(code, "eval-host") == {1: (40.0, 1)}
     # 0.8 s cannot all be the sleep of a quarter of the samples: the thread computed.
-    code = _share(rank(10, main), lost((1, 2, 0.8, PHASE_COMPUTE)), eval_host=[1.0])
+    code = _share(
+        make_rank(10, main), make_lost_segments((1, 2, 0.8, PHASE_COMPUTE)), eval_host=[1.0]
+    )
     assert _by_stack(code, "eval-host") == {1: (40.0, 1), 2: (120.0, 3)}
 
 
 def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() -> None:
-    main = _with_stacks(process(100), [(1.2, 1, "S")], late_ms=2)
-    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
-    code = _share(rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
+    main = _with_stacks(make_process(100), [(1.2, 1, "S")], late_ms=2)
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(make_rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
     assert _by_stack(code, "launch-bound") == {1: (25.0, 1)}
     assert _by_stack(code, "host-asleep") == {1: (25.0, 1)}  # better than no line at all
 
@@ -135,67 +153,69 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
 def test_a_late_sample_was_in_a_page_fault_where_the_recorder_sees_waits_for_a_disk() -> None:
     # Stack 1 came 100 ms late. The recorder found the thread in a wait for a disk until 1.3 s.
     samples = [(1.2, 1, ""), (1.5, 2, "S")]
-    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
     for doing, stacks in (("D1.35 S8.65", [1, 2]), ("U1.35 S8.65", [2])):
-        main = process(100, thread=thread(activity(doing), 10))
+        main = make_process(100, thread=make_thread(parse_activity(doing), 10))
         main = _with_stacks(main, samples, late_ms=[100, 0])
-        code = _share(rank(10, main), pieces, storage_local=[1.0])
+        code = _share(make_rank(10, main), pieces, storage_local=[1.0])
         assert sorted(_by_stack(code, "storage-local")) == stacks
 
 
 def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:
     # The last sample is of a thread that the main thread waited for: not late, and no holder.
     samples = [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, ""), (1.9, 4, "")]
-    main = _with_stacks(process(100), samples)
+    main = _with_stacks(make_process(100), samples)
     assert main.stacks is not None
     threads = np.array([0, 1, 2, 1, 1])
     interval_ns = np.array([50, 10, 10, 20, 50]) * MS
     end_ns = main.stacks.start_ns + np.where(main.stacks.stack < 4, interval_ns, 0)
     changed = replace(main.stacks, thread=threads, interval_ns=interval_ns, end_ns=end_ns)
     main = replace(main, stacks=changed)
-    pieces = lost((1, 2, 1.0, PHASE_COMPUTE))
-    code = _share(rank(10, main), pieces, cpu_gil=[0.5])
+    pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
+    code = _share(make_rank(10, main), pieces, cpu_gil=[0.5])
     assert _by_stack(code, "cpu-gil") == {2: (375.0, 2), 3: (125.0, 1)}
     assert _by_stack(code, "unattributed") == {1: (25.0, 1)}
 
 
 def test_waits_for_peers_are_kept_apart() -> None:
-    main = _with_stacks(process(100), [(1.5, 1, "S"), (4.0, 2, "R")])
-    pieces = lost((1, 2, 0.5, PHASE_COLLECTIVE))
-    code = _share(rank(10, main), pieces)
+    main = _with_stacks(make_process(100), [(1.5, 1, "S"), (4.0, 2, "R")])
+    pieces = make_lost_segments((1, 2, 0.5, PHASE_COLLECTIVE))
+    code = _share(make_rank(10, main), pieces)
     assert _by_stack(code, PEERS) == {1: (25.0, 1)}
     assert code.in_steps[0].tolist() == [2]
 
 
 def test_a_wait_for_the_device_is_no_place_of_the_loss() -> None:
-    synced = {layout.SYNC: spans((1.0, 1.6, ns(0.6), 1))}
-    main = _with_stacks(process(100, spans=synced), [(1.5, 1, "S"), (1.8, 2, "R")])
-    pieces = lost((1, 2, 0.4, PHASE_COMPUTE))
-    code = _share(rank(10, main), pieces, launch_bound=[1.0])
+    synced = {layout.SYNC: make_spans((1.0, 1.6, ns(0.6), 1))}
+    main = _with_stacks(make_process(100, spans=synced), [(1.5, 1, "S"), (1.8, 2, "R")])
+    pieces = make_lost_segments((1, 2, 0.4, PHASE_COMPUTE))
+    code = _share(make_rank(10, main), pieces, launch_bound=[1.0])
     # Its end leaves the queue empty: the 0.4 s follow at once.
     assert _by_stack(code, "launch-bound") == {2: (50.0, 1)}
 
 
 def test_a_loss_after_several_waits_for_the_device_fills_the_time_after_each() -> None:
     # 0.1 s lie between the waits and 0.5 s behind them. Of 0.4 s lost, 0.1 and 0.3 follow.
-    synced = {layout.SYNC: spans((1.0, 1.2, ns(0.2), 1), (1.3, 1.5, ns(0.2), 1))}
+    synced = {layout.SYNC: make_spans((1.0, 1.2, ns(0.2), 1), (1.3, 1.5, ns(0.2), 1))}
     samples = [(1.1, 1, "S"), (1.25, 2, "R"), (1.4, 3, "S"), (1.6, 4, "R"), (1.81, 5, "R")]
-    main = _with_stacks(process(100, spans=synced), samples)
-    code = _share(rank(10, main), lost((1, 2, 0.4, PHASE_COMPUTE)), launch_bound=[1.0])
+    main = _with_stacks(make_process(100, spans=synced), samples)
+    code = _share(
+        make_rank(10, main), make_lost_segments((1, 2, 0.4, PHASE_COMPUTE)), launch_bound=[1.0]
+    )
     assert _by_stack(code, "launch-bound") == {2: (50.0, 1), 4: (50.0, 1)}
 
 
 def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
-    fetched = {layout.FETCH: spans((1.0, 3.0, 1, ns(2), 0, 0))}
+    fetched = {layout.FETCH: make_spans((1.0, 3.0, 1, ns(2), 0, 0))}
     worker = _with_stacks(
-        process(201, parent=100, spans=fetched),
+        make_process(201, parent=100, spans=fetched),
         [(0.5, 9, "R"), (1.5, 1, "R"), (2.5, 2, "R"), (3.5, 9, "R")],
     )
-    waits = {layout.DATA_WAIT: spans((2.0, 3.0, 0, 201, 1, 0))}
-    main = _with_stacks(process(100, spans=waits), [(2.5, 8, "S")])
+    waits = {layout.DATA_WAIT: make_spans((2.0, 3.0, 0, 201, 1, 0))}
+    main = _with_stacks(make_process(100, spans=waits), [(2.5, 8, "S")])
     # 0.8 s are lost in the second half of a fetch of 2 s: each sample carries 50 ms x 0.4.
-    pieces = lost((2, 3, 0.8, PHASE_DATA_WAIT))
-    code = _share(rank(10, main, [worker]), pieces, cpu_preprocess=[1.0])
+    pieces = make_lost_segments((2, 3, 0.8, PHASE_DATA_WAIT))
+    code = _share(make_rank(10, main, [worker]), pieces, cpu_preprocess=[1.0])
     assert _by_stack(code, "cpu-preprocess") == {1: (20.0, 1), 2: (20.0, 1)}
     assert code.in_steps[0].tolist() == [8]
 
@@ -203,14 +223,14 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
 def test_the_loss_of_a_wait_is_in_the_fetch_that_was_waited_for() -> None:
     # The batch of [0, 2) arrives at 2.1 s, when the next fetch has begun. The wait from 3 to 3.5 s
     # is for that one; no fetch ended after the last wait had begun.
-    fetched = {layout.FETCH: spans((0.0, 2.0, 1, ns(2), 0, 0), (2.0, 4.0, 1, ns(2), 0, 0))}
+    fetched = {layout.FETCH: make_spans((0.0, 2.0, 1, ns(2), 0, 0), (2.0, 4.0, 1, ns(2), 0, 0))}
     samples = [(0.5, 1, "R"), (1.5, 2, "R"), (2.5, 3, "R"), (4.5, 4, "R")]
-    worker = _with_stacks(process(201, parent=100, spans=fetched), samples)
+    worker = _with_stacks(make_process(201, parent=100, spans=fetched), samples)
     times = (1.6, 2.1), (3.0, 3.5), (4.0, 5.0)
-    waits = {layout.DATA_WAIT: spans(*((*bounds, 0, 201, 1, 0) for bounds in times))}
-    main = _with_stacks(process(100, spans=waits), [(2.5, 8, "S")])
-    pieces = lost(*((*bounds, 0.5, PHASE_DATA_WAIT) for bounds in times))
-    code = _share(rank(10, main, [worker]), pieces, cpu_preprocess=[1.0, 1.0, 1.0])
+    waits = {layout.DATA_WAIT: make_spans(*((*bounds, 0, 201, 1, 0) for bounds in times))}
+    main = _with_stacks(make_process(100, spans=waits), [(2.5, 8, "S")])
+    pieces = make_lost_segments(*((*bounds, 0.5, PHASE_DATA_WAIT) for bounds in times))
+    code = _share(make_rank(10, main, [worker]), pieces, cpu_preprocess=[1.0, 1.0, 1.0])
     # 0.5 s in 2 s: 50 ms x 0.25; the last wait has no fetch: 50 ms x 0.5.
     by_stack = _by_stack(code, "cpu-preprocess")
     assert by_stack == {1: (12.5, 1), 2: (12.5, 1), 3: (12.5, 1), 4: (25.0, 1)}
@@ -220,46 +240,46 @@ def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None
     # In the wait the main thread is in stack 8. Thread 101 computes until 1.5 s, then it reads;
     # thread 102 sleeps. The sample at 2.5 s is in no wait: the main thread's own counts there.
     samples = [(1.2, 8, "S"), (1.2, 1, ""), (1.2, 5, ""), (1.8, 8, "S"), (1.8, 2, ""), (2.5, 3, "")]
-    waits = {layout.DATA_WAIT: spans((1.0, 2.0, -1, -1, -1, -1))}
-    main = _with_stacks(process(100, spans=waits), samples)
+    waits = {layout.DATA_WAIT: make_spans((1.0, 2.0, -1, -1, -1, -1))}
+    main = _with_stacks(make_process(100, spans=waits), samples)
     assert main.stacks is not None
     main = replace(
         main,
         threads={
-            100: thread(activity("U1 S1 U1"), 3),
-            101: thread(activity("U1.5 D0.5 U1"), 3),
-            102: thread(activity("S3"), 3),
+            100: make_thread(parse_activity("U1 S1 U1"), 3),
+            101: make_thread(parse_activity("U1.5 D0.5 U1"), 3),
+            102: make_thread(parse_activity("S3"), 3),
         },
         stacks=replace(main.stacks, thread=np.array([0, 101, 102, 0, 101, 0])),
     )
-    pieces = lost((1, 2, 0.8, PHASE_DATA_WAIT), (2, 3, 0.2, PHASE_COMPUTE))
+    pieces = make_lost_segments((1, 2, 0.8, PHASE_DATA_WAIT), (2, 3, 0.2, PHASE_COMPUTE))
     shares = {"cpu_preprocess": [0.5, 0.0], "storage_local": [0.5, 0.0]}
-    code = _share(rank(3, main), pieces, **shares)
+    code = _share(make_rank(3, main), pieces, **shares)
     # 0.4 s for each of the causes, of which a sample of 50 ms carries 20 ms; one that fits carries
     # those of the two others too, as far as it has room.
     assert _by_stack(code, "cpu-preprocess") == {1: (50.0, 1)}
     assert _by_stack(code, "storage-local") == {2: (30.0, 1), 5: (30.0, 1)}
     assert _by_stack(code, "unattributed") == {3: (10.0, 1)}
     # Processes that make batches are not sampled: then the main thread's own samples count.
-    code = _share(rank(3, main, [process(201, parent=100)]), pieces, **shares)
+    code = _share(make_rank(3, main, [make_process(201, parent=100)]), pieces, **shares)
     assert set(_by_stack(code, "storage-local")) == {8}
 
 
 def test_what_is_not_lost_counts_as_work_where_no_device_was_measured() -> None:
     samples = [(0.5, 1, "R"), (1.5, 2, "R"), (1.6, 2, "S"), (2.5, 3, "S"), (3.5, 4, "R")]
-    main = _with_stacks(process(100), samples)
+    main = _with_stacks(make_process(100), samples)
     # Lost: 20 % of 1 to 2 s, 90 % of 2 to 3 s, where the thread sleeps; 3 to 4 s is a collective.
-    pieces = lost(
+    pieces = make_lost_segments(
         (1, 2, 0.2, PHASE_COMPUTE), (2, 3, 0.9, PHASE_DATA_WAIT), (3, 4, 0.5, PHASE_COLLECTIVE)
     )
-    without_device = _share(rank(10, main, device=""), pieces, host_asleep=[1.0, 1.0, 1.0])
+    without_device = _share(make_rank(10, main, device=""), pieces, host_asleep=[1.0, 1.0, 1.0])
     assert without_device.worked[:3].tolist() == [[1, 2], [50 * MS, 80 * MS], [1, 2]]
-    assert _share(rank(10, main), pieces, host_asleep=[1.0, 1.0, 1.0]).worked.size == 0
+    assert _share(make_rank(10, main), pieces, host_asleep=[1.0, 1.0, 1.0]).worked.size == 0
 
 
 def test_a_provisional_segment_counts_only_when_another_step_ends() -> None:
-    main = _with_stacks(process(100), [(1.5, 1, "")])
-    timeline, pieces = rank(10, main), lost((1, 2, 1.0, PHASE_COMPUTE))
+    main = _with_stacks(make_process(100), [(1.5, 1, "")])
+    timeline, pieces = make_rank(10, main), make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
     breakdown = compute_data_wait_breakdown(timeline, pieces)
     sums, none = StackTimeSums(), np.full(1, SHARE_SCALE, np.int64)
     sums.add(timeline, replace(SEGMENT, provisional=True), pieces, {}, none, breakdown)

@@ -18,21 +18,30 @@ from clusterprof.analysis.attribution.network.comm_threads import (
 from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.timeline.model import Rank, ThreadTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 
 WHOLE = Segment(0, ns(10), False)
-OPERATIONS = spans((2, 4, 7), (6, 8, 7))  # for 4 of 10 s the rank is in one
+OPERATIONS = make_spans((2, 4, 7), (6, 8, 7))  # for 4 of 10 s the rank is in one
 
 
 def moving(mover: ThreadTable, name: str = COMM_THREAD_NAMES[0]) -> Rank:
-    main = process(100, spans={layout.COLLECTIVE: OPERATIONS}, thread=thread(activity("I10"), 10))
+    main = make_process(
+        100, spans={layout.COLLECTIVE: OPERATIONS}, thread=make_thread(parse_activity("I10"), 10)
+    )
     threads = {**main.threads, 101: replace(mover, name=name)}
-    return rank(10, replace(main, threads=threads), device="")
+    return make_rank(10, replace(main, threads=threads), device="")
 
 
 def rates(column: str, inside: float, outside: float) -> ThreadTable:
     """A thread that does something for so much of its time in operations and outside them."""
-    idle = thread(activity("I10"), 10)
+    idle = make_thread(parse_activity("I10"), 10)
     t_s = idle.t_ns / 1e9
     busy = np.clip(t_s - 2, 0, 2) + np.clip(t_s - 6, 0, 2)
     grown = inside * busy + outside * (t_s - busy)
@@ -41,7 +50,7 @@ def rates(column: str, inside: float, outside: float) -> ThreadTable:
 
 def test_all_a_mover_uses_is_for_the_data_if_it_sleeps_otherwise() -> None:
     # 1 s of CPU in each operation; the data were on their way for 3 of the 4 s, or for only 1
-    totals = sum_comm_thread_time(moving(thread(activity("I2 U1 I3 U1 I3"), 10)), WHOLE)
+    totals = sum_comm_thread_time(moving(make_thread(parse_activity("I2 U1 I3 U1 I3"), 10)), WHOLE)
     assert estimate_host_overhead_ns(totals, ON_CPU, ns(3)) == pytest.approx(ns(2))
     assert estimate_host_overhead_ns(totals, ON_CPU, ns(1)) == ns(1)
     assert estimate_host_overhead_ns(totals, DELAYED, ns(3)) == 0

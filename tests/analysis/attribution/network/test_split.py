@@ -15,21 +15,32 @@ from clusterprof.analysis.attribution.network.counters import (
 )
 from clusterprof.analysis.attribution.network.split import find_outlier_nodes
 from clusterprof.probe.layout import SEND
-from tests.support.networks import GB, LIMITS, TOOK, all_reduces, conserved, links, nic, shared
+from tests.support.networks import (
+    GB,
+    LIMITS,
+    TOOK,
+    make_all_reduces,
+    make_links,
+    make_nic,
+    split_and_check_transfers,
+    split_transfers,
+)
 from tests.support.synthetic.jobs import MS
 
-QUIET = nic()
+QUIET = make_nic()
 
 
 def test_without_a_sign_all_of_it_stays_and_says_how_much_is_beyond() -> None:
-    given, shares = shared(QUIET, QUIET)
+    given, shares = split_transfers(QUIET, QUIET)
     assert given == {}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 2 * 800 * MS)
     assert shares.by_rate
 
 
 def test_at_the_rate_of_the_links_nothing_is_beyond() -> None:
-    given, shares = shared(QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40)
+    given, shares = split_transfers(
+        QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40
+    )
     assert given == {}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 0)
 
@@ -47,7 +58,7 @@ QUEUES = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
-    given, shares = shared(QUIET, {**QUIET, name: FAULTS[name]})
+    given, shares = split_transfers(QUIET, {**QUIET, name: FAULTS[name]})
     assert given == {"net-link": 800}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 0)
     [sign] = shares.shares["net-link"].symptoms
@@ -57,7 +68,7 @@ def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUEUES)
 def test_marks_pauses_and_drops_make_it_congestion(name: str) -> None:
-    given, shares = shared(QUIET, {**QUIET, name: QUEUES[name]})
+    given, shares = split_transfers(QUIET, {**QUIET, name: QUEUES[name]})
     assert given == {"net-congestion": 800}
     [sign] = shares.shares["net-congestion"].symptoms
     assert (sign.node, sign.device) == (1, "eth0")
@@ -68,29 +79,29 @@ def test_a_few_events_in_a_minute_prove_nothing(name: str) -> None:
     if name == "network.carrier_changes_total eth0":
         return  # once is enough
     few = {**FAULTS, **QUEUES}[name] * 0.9 if name not in FAULTS else 5
-    given, shares = shared(QUIET, {**QUIET, name: few})
+    given, shares = split_transfers(QUIET, {**QUIET, name: few})
     assert given == {} and shares.excess_ns == 2 * 800 * MS
 
 
 def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
     # 1,000 of a million segments
     lossy = {**QUIET, "tcp.retransmits_total ": 1000, "tcp.segments_sent_total ": 1e6}
-    given, shares = shared(QUIET, lossy)
+    given, shares = split_transfers(QUIET, lossy)
     assert given == {"net-link": 800}
     [sign] = shares.shares["net-link"].symptoms
     assert (sign.node, sign.strength, sign.evidence.name) == (1, 0.001, "tcp.retransmit_ratio")
-    assert shared(QUIET, {**lossy, "network.pause_frames_total eth0 rx": 6e4})[0] == {
+    assert split_transfers(QUIET, {**lossy, "network.pause_frames_total eth0 rx": 6e4})[0] == {
         "net-congestion": 800
     }
-    assert shared(QUIET, {**lossy, "tcp.retransmits_total ": 999})[0] == {}
+    assert split_transfers(QUIET, {**lossy, "tcp.retransmits_total ": 999})[0] == {}
 
 
 def test_the_jobs_own_retransmissions_count_where_they_are_known() -> None:
     others = {"tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     own = {"tcp.job_connections_count eth0": 2, "tcp.job_retransmits_total eth0": 100}
-    assert compute_retransmit_ratio(links(0, {**QUIET, **others})) == 0.005
-    assert compute_retransmit_ratio(links(0, {**QUIET, **others, **own})) == 0.0001
-    assert shared(QUIET, {**QUIET, **others, **own})[0] == {}
+    assert compute_retransmit_ratio(make_links(0, {**QUIET, **others})) == 0.005
+    assert compute_retransmit_ratio(make_links(0, {**QUIET, **others, **own})) == 0.0001
+    assert split_transfers(QUIET, {**QUIET, **others, **own})[0] == {}
 
 
 QUEUED = {
@@ -102,21 +113,21 @@ QUEUED = {
 
 
 def test_round_trips_far_above_the_shortest_with_data_waiting_are_congestion() -> None:
-    given, shares = shared(QUIET, {**QUIET, **QUEUED})
+    given, shares = split_transfers(QUIET, {**QUIET, **QUEUED})
     assert given == {"net-congestion": 800}
     [sign] = shares.shares["net-congestion"].symptoms
     assert sign.evidence.note == "round-trip time (minimum 1.0 ms): eth0 of node1"
     # nothing waits to be sent; a long way, but no longer than ever
     for name, value in (("tcp.job_unsent_bytes eth0", 1000), ("tcp.job_min_rtt_ns eth0", 3 * MS)):
-        assert shared(QUIET, {**QUIET, **QUEUED, name: value})[0] == {}
+        assert split_transfers(QUIET, {**QUIET, **QUEUED, name: value})[0] == {}
 
 
 def test_a_queue_of_the_jobs_own_full_link_is_no_congestion() -> None:
     # 450 GB of 600 in the minute went out: the link is full, its queue the job's own.
-    full = {**nic(sent=450 * GB), **QUEUED}
-    assert shared(nic(sent=450 * GB), full, job=(450 * GB, 450 * GB))[0] == {}
+    full = {**make_nic(sent=450 * GB), **QUEUED}
+    assert split_transfers(make_nic(sent=450 * GB), full, job=(450 * GB, 450 * GB))[0] == {}
     # half of it is not the job's
-    given, shares = shared(nic(), full, job=(10 * GB, 225 * GB))
+    given, shares = split_transfers(make_nic(), full, job=(10 * GB, 225 * GB))
     assert given == {"net-congestion": 800}
     [sign] = shares.shares["net-congestion"].symptoms
     assert (sign.evidence.name, sign.evidence.value) == ("network.others_ratio", 0.5)
@@ -131,10 +142,12 @@ def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
         "tcp.job_busy_ns_total eth0": 100 * MS,
         "tcp.job_rwnd_limited_ns_total eth0": 50 * MS,
     }
-    assert compute_receiver_limit_ratio(links(1, slow)) == 0.5
-    assert shared(QUIET, slow)[0] == {}
+    assert compute_receiver_limit_ratio(make_links(1, slow)) == 0.5
+    assert split_transfers(QUIET, slow)[0] == {}
     assert (
-        compute_receiver_limit_ratio(links(1, {**slow, "tcp.job_rwnd_limited_ns_total eth0": 9}))
+        compute_receiver_limit_ratio(
+            make_links(1, {**slow, "tcp.job_rwnd_limited_ns_total eth0": 9})
+        )
         is None
     )
 
@@ -142,7 +155,7 @@ def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
 def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     # Without a rate the fastest tenth is expected: 30 of 40 took 2^24 ns, ten twice that.
     took = [1 << 24] * 30 + [1 << 25] * 10
-    given, shares = shared(QUIET, QUIET, took=took, virtual=["eth0"])
+    given, shares = split_transfers(QUIET, QUIET, took=took, virtual=["eth0"])
     assert not shares.by_rate and shares.excess_ns == 2 * 10 << 24
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     trips = {
@@ -150,11 +163,11 @@ def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
         "tcp.job_rtt_ns eth0": MS,
         "tcp.job_min_rtt_ns eth0": MS,
     }
-    given, _ = shared(QUIET, {**lossy, **trips}, took=took, virtual=["eth0"])
+    given, _ = split_transfers(QUIET, {**lossy, **trips}, took=took, virtual=["eth0"])
     assert given == {"net-link": (10 << 24) / MS}
     # nor one that was exceeded
-    assert links(0, nic(sent=1000 * GB)).bytes_per_second is None
-    assert links(0, nic(sent=600 * GB)).bytes_per_second == 10 * GB
+    assert make_links(0, make_nic(sent=1000 * GB)).bytes_per_second is None
+    assert make_links(0, make_nic(sent=600 * GB)).bytes_per_second == 10 * GB
 
 
 def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
@@ -163,17 +176,17 @@ def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
     alike, apart = [1 << 24] * 30 + [1 << 25] * 10, [1 << 24] * 20 + [1 << 26] * 20
     lossy = {**QUIET, "tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     for readings, cause in (({**QUIET, **QUEUED}, "net-congestion"), (lossy, "net-link")):
-        assert shared(QUIET, readings, took=alike, virtual=["eth0"])[0] == {}
-        given, _ = shared(QUIET, readings, took=apart, virtual=["eth0"])
+        assert split_transfers(QUIET, readings, took=alike, virtual=["eth0"])[0] == {}
+        given, _ = split_transfers(QUIET, readings, took=apart, virtual=["eth0"])
         assert given == {cause: (20 * 3 << 24) / MS}
     marked = {**QUIET, **QUEUED, "network.ecn_marked_total eth0": 6000}
-    given, _ = shared(QUIET, marked, took=alike, virtual=["eth0"])
+    given, _ = split_transfers(QUIET, marked, took=alike, virtual=["eth0"])
     assert given == {"net-congestion": (10 << 24) / MS}
 
 
 def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
     took = [1 << 24] * 38 + [1 << 25] * 2
-    given, shares = shared(
+    given, shares = split_transfers(
         QUIET, {**QUIET, **FAULTS}, took=took, virtual=["eth0"]
     )  # 2 of 42 parts are beyond
     assert given == {}
@@ -189,14 +202,14 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     # all-reduces moved 100 MB in 5 s, 20 MB/s, all alike: nothing is beyond the fastest tenth, and
     # all but the round trip of 1.5 ms is the loss's.
     lossy = {
-        **nic(speed=None),
+        **make_nic(speed=None),
         "tcp.job_connections_count eth0": 2,
         "tcp.job_rtt_ns eth0": 2 * MS,
         "tcp.job_min_rtt_ns eth0": 1.5 * MS,
         "tcp.job_retransmits_total eth0": 4000,
         "tcp.segments_sent_total ": 1e6,
     }
-    given, shares = shared(lossy, lossy, took=[5000 * MS] * 40)
+    given, shares = split_transfers(lossy, lossy, took=[5000 * MS] * 40)
     assert given == {"net-link": 40 * (5000 - 1.5)}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 60 * MS, 0)
     names = [sign.evidence.name for sign in shares.shares["net-link"].symptoms]
@@ -204,52 +217,56 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     permitted = shares.shares["net-link"].symptoms[-1].evidence.value
     assert permitted == pytest.approx(13.966e6, rel=0.001)
     # A hundred times as fast as the loss of each of two connections permits: it is not the limit.
-    assert shared(lossy, lossy, took=[50 * MS] * 40)[0] == {}
+    assert split_transfers(lossy, lossy, took=[50 * MS] * 40)[0] == {}
     # Round trips far above the shortest: a queue stands somewhere, the path is full.
     full = {**lossy, "tcp.job_min_rtt_ns eth0": 0.5 * MS}
-    assert shared(full, full, took=[5000 * MS] * 40)[0] == {}
+    assert split_transfers(full, full, took=[5000 * MS] * 40)[0] == {}
     # Less than a millisecond more is how long a busy host takes to answer.
     near = {**lossy, "tcp.job_rtt_ns eth0": 1 * MS, "tcp.job_min_rtt_ns eth0": 0.02 * MS}
-    assert shared(near, near, took=[5000 * MS] * 40)[0] == {
+    assert split_transfers(near, near, took=[5000 * MS] * 40)[0] == {
         "net-link": pytest.approx(40 * (5000 - 0.02))
     }
 
 
 def test_small_messages_are_expected_to_take_round_trips() -> None:
     # 1 MB takes 0.1 ms at 10 GB/s; the fastest took 2^24 ns, which is what is expected.
-    transfers = all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 1), size=1_000_000)
-    known = {n: links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
-    given, _ = conserved(transfers, known)
+    transfers = make_all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 1), size=1_000_000)
+    known = {n: make_links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
+    given, _ = split_and_check_transfers(transfers, known)
     assert given == {"net-link": (10 << 24) / MS}
 
 
 def test_teams_of_some_of_a_nodes_ranks_share_its_links() -> None:
     # Four ranks on each node: a team of one of each has a quarter of the link, 40 ms for 100 MB;
     # all eight together move 175 MB each over the whole of it, 17.5 ms.
-    batch = all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
-    known = {n: links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
-    assert conserved(batch, known)[0] == {"net-link": 40 * 10}
-    whole = all_reduces([50 * MS] * 40, (0, 0, 0, 0, 1, 1, 1, 1))
-    assert conserved(whole, known)[0] == {"net-link": 40 * 32.5}
+    batch = make_all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
+    known = {n: make_links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
+    assert split_and_check_transfers(batch, known)[0] == {"net-link": 40 * 10}
+    whole = make_all_reduces([50 * MS] * 40, (0, 0, 0, 0, 1, 1, 1, 1))
+    assert split_and_check_transfers(whole, known)[0] == {"net-link": 40 * 32.5}
 
 
 def test_a_node_that_took_no_part_is_not_asked() -> None:
     # Ranks 0 and 1 are on nodes 0 and 1; node 2 has all faults there are.
-    transfers = all_reduces(TOOK, (0, 1))
-    known = {0: links(0, QUIET), 1: links(1, QUIET), 2: links(2, {**QUIET, **FAULTS, **QUEUES})}
-    assert conserved(transfers, known)[0] == {}
+    transfers = make_all_reduces(TOOK, (0, 1))
+    known = {
+        0: make_links(0, QUIET),
+        1: make_links(1, QUIET),
+        2: make_links(2, {**QUIET, **FAULTS, **QUEUES}),
+    }
+    assert split_and_check_transfers(transfers, known)[0] == {}
 
 
 def test_operations_within_a_node_have_no_link_to_blame() -> None:
-    transfers = all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 0))
-    given, shares = conserved(transfers, {0: links(0, {**QUIET, **FAULTS})})
+    transfers = make_all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 0))
+    given, shares = split_and_check_transfers(transfers, {0: make_links(0, {**QUIET, **FAULTS})})
     assert given == {} and shares.excess_ns == 2 * 10 << 24
 
 
 def test_a_node_that_was_not_recorded_leaves_the_rate_unknown() -> None:
-    given, shares = conserved(all_reduces(TOOK), {0: links(0, QUIET)})
+    given, shares = split_and_check_transfers(make_all_reduces(TOOK), {0: make_links(0, QUIET)})
     assert given == {} and not shares.by_rate
-    assert find_symptoms(links(0, QUIET), LIMITS) == ()
+    assert find_symptoms(make_links(0, QUIET), LIMITS) == ()
 
 
 def test_nodes_stand_out_at_twice_the_middle() -> None:
@@ -264,13 +281,20 @@ def test_nodes_stand_out_at_twice_the_middle() -> None:
 def test_what_small_messages_take_beyond_is_no_transfer_unless_a_counter_says_so() -> None:
     # 20 messages take 1 ms, 20 take 11 ms: their receiver may have waited for its peer.
     took = [MS] * 20 + [11 * MS] * 20
-    ranks = all_reduces(took, size=2048, kind=SEND)
-    _, quiet = conserved(ranks, {0: links(0, QUIET), 1: links(1, QUIET)})
+    ranks = make_all_reduces(took, size=2048, kind=SEND)
+    _, quiet = split_and_check_transfers(ranks, {0: make_links(0, QUIET), 1: make_links(1, QUIET)})
     assert quiet.message_excess_ns.tolist() == pytest.approx([200 * MS] * 2, rel=0.1)
     assert quiet.excess_ns == 0
     faulty = {**QUIET, "network.errors_total eth0": 60}
-    given, split = conserved(ranks, {0: links(0, QUIET), 1: links(1, faulty)})
+    given, split = split_and_check_transfers(
+        ranks, {0: make_links(0, QUIET), 1: make_links(1, faulty)}
+    )
     assert given["net-link"] > 180 and not split.message_excess_ns.any()
-    for other in (all_reduces(took, size=2048), all_reduces(took, size=100 << 20, kind=SEND)):
-        _, split = conserved(other, {0: links(0, QUIET), 1: links(1, QUIET)})
+    for other in (
+        make_all_reduces(took, size=2048),
+        make_all_reduces(took, size=100 << 20, kind=SEND),
+    ):
+        _, split = split_and_check_transfers(
+            other, {0: make_links(0, QUIET), 1: make_links(1, QUIET)}
+        )
         assert not split.message_excess_ns.any() and split.excess_ns > 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.networks import GB, hca, nic, shared
+from tests.support.networks import GB, make_hca, make_nic, split_transfers
 from tests.support.synthetic.jobs import MS
 
-QUIET = nic()
+QUIET = make_nic()
 
 
 def test_a_link_slower_than_those_of_the_peers_is_a_bad_link() -> None:
     # Node 2's link came up at 5 GB/s, the others at 10. Over three nodes 4/3 of 100 MB are moved:
     # 26.67 ms at 5 GB/s, 13.33 at 10. Of 30 ms 13.33 are the link's, 3.33 beyond for no reason.
-    given, shares = shared(QUIET, QUIET, nic(speed=5 * GB))
+    given, shares = split_transfers(QUIET, QUIET, make_nic(speed=5 * GB))
     assert given == {"net-link": pytest.approx(40 * 13.3333, abs=0.01)}
     assert shares.excess_ns == pytest.approx(3 * 40 * 3.3333 * MS, abs=MS)
     [sign] = shares.shares["net-link"].symptoms
@@ -23,13 +23,13 @@ def test_a_link_slower_than_those_of_the_peers_is_a_bad_link() -> None:
         == "is less than the rate of the same links of other nodes: eth0 of node2"
     )
     # a fifth slower is the same kind of link
-    assert shared(QUIET, QUIET, nic(speed=8 * GB))[0] == {}
+    assert split_transfers(QUIET, QUIET, make_nic(speed=8 * GB))[0] == {}
 
 
 def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> None:
     # 100 ms at 1 GB/s, 10 ms at 10 GB/s over eth1; it took 120, 20 of them for no reason.
-    both = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
-    given, shares = shared(both, both, took=[120 * MS] * 40)
+    both = {**make_nic(speed=1 * GB), **make_nic("eth1", sent=0.0, speed=10 * GB)}
+    given, shares = split_transfers(both, both, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
     assert shares.excess_ns == 2 * 40 * 20 * MS
     sign = shares.shares["net-path"].symptoms[0]
@@ -37,40 +37,40 @@ def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> N
         sign.evidence.note == "carried the traffic while eth1 was idle and is faster: eth0 of node0"
     )
     # on one of the nodes alone it leads nowhere
-    assert shared(both, nic(speed=1 * GB), took=[120 * MS] * 40)[0] == {}
+    assert split_transfers(both, make_nic(speed=1 * GB), took=[120 * MS] * 40)[0] == {}
     # in use it is no alternative, and less than twice as fast it is none either
-    for other in (nic("eth1", sent=5 * GB), nic("eth1", sent=0.0, speed=1.9 * GB)):
-        busy = {**nic(speed=1 * GB), **other}
-        assert shared(busy, busy, took=[120 * MS] * 40)[0] == {}
+    for other in (make_nic("eth1", sent=5 * GB), make_nic("eth1", sent=0.0, speed=1.9 * GB)):
+        busy = {**make_nic(speed=1 * GB), **other}
+        assert split_transfers(busy, busy, took=[120 * MS] * 40)[0] == {}
 
 
 def test_one_node_on_the_slow_interface_is_named() -> None:
-    wrong = {**nic(speed=1 * GB), **nic("eth1", sent=0.0, speed=10 * GB)}
-    given, shares = shared(QUIET, wrong, took=[120 * MS] * 40)
+    wrong = {**make_nic(speed=1 * GB), **make_nic("eth1", sent=0.0, speed=10 * GB)}
+    given, shares = split_transfers(QUIET, wrong, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
     assert [sign.node for sign in shares.shares["net-path"].symptoms] == [1]
 
 
 def test_an_idle_interface_says_nothing_where_the_nic_did_not_carry_the_job() -> None:
     # The job moved 10 GB, the NIC 1: something else carried it that is not recorded.
-    both = {**nic(sent=1 * GB, speed=1 * GB), **nic("eth1", sent=0.0)}
-    assert shared(both, both, took=[120 * MS] * 40)[0] == {}
+    both = {**make_nic(sent=1 * GB, speed=1 * GB), **make_nic("eth1", sent=0.0)}
+    assert split_transfers(both, both, took=[120 * MS] * 40)[0] == {}
 
 
 def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
     # As fast as the NIC beside it: no rate to win, but what is beyond is TCP's.
-    both = {**QUIET, **hca(sent=0.0, speed=10 * GB)}
-    given, shares = shared(both, both)
+    both = {**QUIET, **make_hca(sent=0.0, speed=10 * GB)}
+    given, shares = split_transfers(both, both)
     assert given == {"net-path": 800}
     assert shares.shares["net-path"].symptoms[0].device == "mlx5_0/1"
     down = {**both, "rdma.state_count mlx5_0/1": 1.0}
-    assert shared(down, down)[0] == {}
+    assert split_transfers(down, down)[0] == {}
 
 
 def test_rdma_in_use_is_what_carried_the_traffic() -> None:
     # 4 ms at 25 GB/s, the idle NIC beside it is no alternative; 26 of 30 ms are beyond.
-    both = {**hca(), **nic(sent=0.1 * GB, speed=100 * GB)}
-    given, shares = shared(both, both)
+    both = {**make_hca(), **make_nic(sent=0.1 * GB, speed=100 * GB)}
+    given, shares = split_transfers(both, both)
     assert given == {} and shares.excess_ns == 2 * 40 * 26 * MS
     for name, cause in (
         ("rdma.symbol_errors_total", "net-link"),
@@ -81,37 +81,37 @@ def test_rdma_in_use_is_what_carried_the_traffic() -> None:
         ("rdma.ecn_marked_total", "net-congestion"),
         ("rdma.discards_total", "net-congestion"),
     ):
-        given, shares = shared(both, {**both, f"{name} mlx5_0/1": 600})
+        given, shares = split_transfers(both, {**both, f"{name} mlx5_0/1": 600})
         assert given == {cause: 40 * 26}, name
         assert shares.shares[cause].symptoms[0].device == "mlx5_0/1"
 
 
 def test_a_port_that_could_not_send_a_fifth_of_the_time_is_congestion() -> None:
     # 10 GB are 2.5e9 words; as many ticks in which the port waited are half of the time.
-    both = hca()
+    both = make_hca()
     waits = {**both, "rdma.transmit_wait_total mlx5_0/1": 2.5e9}
-    given, shares = shared(both, waits)
+    given, shares = split_transfers(both, waits)
     assert given == {"net-congestion": 40 * 26}
     assert shares.shares["net-congestion"].symptoms[0].evidence.value == 0.5
-    assert shared(both, {**both, "rdma.transmit_wait_total mlx5_0/1": 0.6e9})[0] == {}
+    assert split_transfers(both, {**both, "rdma.transmit_wait_total mlx5_0/1": 0.6e9})[0] == {}
 
 
 def test_rails_with_unequal_traffic_are_a_wrong_path() -> None:
     # Two rails of 25 GB/s: 2 ms for 100 MB, 28 beyond.
-    even = {**hca("a/1"), **hca("b/1")}
-    uneven = {**hca("a/1"), **hca("b/1", sent=4 * GB)}
-    given, shares = shared(even, uneven)
+    even = {**make_hca("a/1"), **make_hca("b/1")}
+    uneven = {**make_hca("a/1"), **make_hca("b/1", sent=4 * GB)}
+    given, shares = split_transfers(even, uneven)
     assert given == {"net-path": 40 * 28}
     [sign] = shares.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "b/1", 0.4)
-    assert shared(even, {**hca("a/1"), **hca("b/1", sent=6 * GB)})[0] == {}
+    assert split_transfers(even, {**make_hca("a/1"), **make_hca("b/1", sent=6 * GB)})[0] == {}
 
 
 def eight(*sent: float, down: int | None = None) -> dict[str, float]:
     """Eight rails of 25 GB/s with what each sent."""
     out: dict[str, float] = {}
     for number, amount in enumerate(sent):
-        out |= hca(f"r{number}/1", sent=amount)
+        out |= make_hca(f"r{number}/1", sent=amount)
     if down is not None:
         out[f"rdma.state_count r{down}/1"] = 1.0
     return out
@@ -124,18 +124,18 @@ FULL = 10 * GB
 def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> None:
     # 100 MB over eight rails of 25 GB/s take 0.5 ms, over seven 0.57; of 30 ms 29.43 are beyond.
     even, one_off = eight(*[FULL] * 8), eight(*[FULL] * 7, 0.0)
-    given, shares = shared(even, one_off, rails=RAILS)
+    given, shares = split_transfers(even, one_off, rails=RAILS)
     assert given == {"net-path": pytest.approx(40 * 29.4286, abs=0.01)}
     [sign] = shares.shares["net-path"].symptoms
     assert (sign.node, sign.device, sign.evidence.value) == (1, "r7/1", 0.0)
     assert sign.evidence.note == "of the traffic of r0/1 went over this rail: r7/1 of node1"
     # the header did not say that they belong together
-    assert shared(even, one_off)[0] == {}
+    assert split_transfers(even, one_off)[0] == {}
 
 
 def test_a_rail_whose_link_is_down_is_called_so() -> None:
     even = eight(*[FULL] * 8)
-    _, shares = shared(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
+    _, shares = split_transfers(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
     [sign] = shares.shares["net-path"].symptoms
     assert sign.evidence.note == (
         "of the traffic of r0/1 went over this rail, whose link is down: r3/1 of node1"
@@ -144,32 +144,34 @@ def test_a_rail_whose_link_is_down_is_called_so() -> None:
 
 def test_a_job_that_uses_few_rails_leaves_none_out() -> None:
     two = eight(FULL, FULL, *[0.0] * 6)
-    assert shared(two, two, rails=RAILS)[0] == {}
+    assert split_transfers(two, two, rails=RAILS)[0] == {}
 
 
 def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> None:
     # The standby member is idle and twice as fast; were it not of the bond, 50 of 120 ms would be
     # the wrong path's: 100 MB take 100 ms at 1 GB/s and 50 at 2.
     both = {
-        **nic("bond0", speed=1 * GB),
-        **nic("eth0", speed=1 * GB),
-        **nic("eth1", sent=0.0, speed=2 * GB),
+        **make_nic("bond0", speed=1 * GB),
+        **make_nic("eth0", speed=1 * GB),
+        **make_nic("eth1", sent=0.0, speed=2 * GB),
     }
     took = [120 * MS] * 40
-    assert shared(both, both, took=took, lower={"bond0": ["eth0", "eth1"]})[0] == {}
-    assert shared(both, both, took=took, lower={"bond0": ["eth0"]})[0] == {"net-path": 40 * 50}
+    assert split_transfers(both, both, took=took, lower={"bond0": ["eth0", "eth1"]})[0] == {}
+    assert split_transfers(both, both, took=took, lower={"bond0": ["eth0"]})[0] == {
+        "net-path": 40 * 50
+    }
     # The bond carried 3 GB of the job's 10, its members the same 3 again: too little to be sure.
     few = {
-        **nic("bond0", sent=3 * GB, speed=1 * GB),
-        **nic("eth0", sent=3 * GB, speed=1 * GB),
-        **nic("eth2", sent=0.0, speed=2 * GB),
+        **make_nic("bond0", sent=3 * GB, speed=1 * GB),
+        **make_nic("eth0", sent=3 * GB, speed=1 * GB),
+        **make_nic("eth2", sent=0.0, speed=2 * GB),
     }
-    assert shared(few, few, took=took, lower={"bond0": ["eth0"]})[0] == {}
-    assert shared(few, few, took=took)[0] == {"net-path": 40 * 50}
+    assert split_transfers(few, few, took=took, lower={"bond0": ["eth0"]})[0] == {}
+    assert split_transfers(few, few, took=took)[0] == {"net-path": 40 * 50}
 
 
 def test_a_speed_that_was_exceeded_is_not_the_links() -> None:
     for carried, known in ((1.05, True), (1.06, False)):
-        both = hca(sent=60 * carried * GB, speed=1 * GB)
-        _, shares = shared(both, both)
+        both = make_hca(sent=60 * carried * GB, speed=1 * GB)
+        _, shares = split_transfers(both, both)
         assert shares.by_rate is known

@@ -21,7 +21,7 @@ from clusterprof.analysis.timeline.model import Chunk, Process, Rank, Series
 from clusterprof.probe import layout
 from clusterprof_lab.scenario import Trial, load_corpus
 from clusterprof_lab.synth.make import make_sharded
-from tests.support.builders import header, spans
+from tests.support.builders import make_header, make_spans
 
 MS = 1_000_000
 STEP = 500 * MS
@@ -63,7 +63,7 @@ def rank_with(values: list[float]) -> Rank:
     t_ns = np.arange(1, len(values) + 1) * 100 * MS
     series = Series(t_ns, np.array(values), False)
     chunk = Chunk(
-        header(),
+        make_header(),
         0,
         int(t_ns[-1]),
         True,
@@ -85,7 +85,7 @@ def with_steps(rank: Rank, step_ms: int, kind: int = layout.STEP) -> Rank:
     """
     start = np.arange(0, rank.chunk.end_ns, step_ms * MS)
     length_s = step_ms / 1e3 if kind == layout.STEP else 1e-3
-    steps = spans(*((at / 1e9, at / 1e9 + length_s) for at in start.tolist()))
+    steps = make_spans(*((at / 1e9, at / 1e9 + length_s) for at in start.tolist()))
     return replace(rank, main=replace(rank.main, spans={kind: steps}))
 
 
@@ -111,7 +111,7 @@ def test_each_window_is_counted_once_whether_it_was_learned_before_or_not(count:
     series = {("gpu.busy_ns_total", "d"): busy, ("gpu.sm_active_ratio", "d"): active}
     registration = {"variables": {"RANK": "0", "WORLD_SIZE": "2"}}
     main = replace(timeline.main, registration=registration)
-    main = replace(main, spans={layout.STEP: spans((0, count, 0))})
+    main = replace(main, spans={layout.STEP: make_spans((0, count, 0))})
     whole = replace(timeline.chunk, end_ns=int(t_ns[-1]), series=series)
     timeline = replace(timeline, chunk=whole, main=main)
     _, state = find_lost_intervals(timeline, RankState(), last=True)
@@ -217,9 +217,9 @@ def test_the_operations_of_a_thread_show_the_steps_of_a_device_whose_host_is_ahe
     values = mean_activity(384, 120, 84)
     draw = np.random.default_rng(7)
     begun_ms = np.sort(draw.choice(384 * 100, 320, replace=False)).tolist()
-    waits = spans(*((at / 1e3, at / 1e3 + 1e-3) for at in begun_ms))
+    waits = make_spans(*((at / 1e3, at / 1e3 + 1e-3) for at in begun_ms))
     other = layout.ALL_REDUCE | layout.OTHER_THREAD
-    operations = spans(
+    operations = make_spans(
         *(
             ((end - 5) / 1e3, end / 1e3, 9, number + 1, 0, other)
             for number, end in enumerate(range(120 // per_step, 384 * 100, 120 // per_step))

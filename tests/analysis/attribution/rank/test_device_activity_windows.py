@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.analysis.attribution.rank import device_activity
 from clusterprof.analysis.attribution.rank.device_activity import DeviceWindows
-from tests.support.builders import gauge, ints
+from tests.support.builders import make_gauge, to_ns_array
 
 NAN = float("nan")
 
@@ -17,10 +17,10 @@ NAN = float("nan")
 def average(
     t_s: Sequence[float], values: Sequence[float], *windows: tuple[float, float]
 ) -> list[float]:
-    start, end = (ints([window[at] for window in windows]) for at in (0, 1))
+    start, end = (to_ns_array([window[at] for window in windows]) for at in (0, 1))
     none = np.zeros(len(windows), np.int64)
     given = DeviceWindows(start, end, none, none)
-    return device_activity._average_over_windows(gauge(t_s, values), given).tolist()
+    return device_activity._average_over_windows(make_gauge(t_s, values), given).tolist()
 
 
 def test_a_reading_is_the_mean_since_the_one_before() -> None:

@@ -20,7 +20,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.probe import layout
-from tests.support.builders import lost, ns, process, rank, spans
+from tests.support.builders import make_lost_segments, make_process, make_rank, make_spans, ns
 
 MAIN, WORKER = 100, 201
 STORAGE, GC = HIDDEN_COLUMNS.index("storage-local"), HIDDEN_COLUMNS.index("cpu-gc")
@@ -28,9 +28,9 @@ STORAGE, GC = HIDDEN_COLUMNS.index("storage-local"), HIDDEN_COLUMNS.index("cpu-g
 
 def waiting() -> Rank:
     """Waits from 3 to 10 s for the batch that its worker makes from 0 to 10 s."""
-    main = process(MAIN, spans={layout.DATA_WAIT: spans((3, 10, 0, WORKER))})
-    worker = process(WORKER, spans={layout.FETCH: spans((0, 10))}, parent=MAIN)
-    return rank(12, main, [worker])
+    main = make_process(MAIN, spans={layout.DATA_WAIT: make_spans((3, 10, 0, WORKER))})
+    worker = make_process(WORKER, spans={layout.FETCH: make_spans((0, 10))}, parent=MAIN)
+    return make_rank(12, main, [worker])
 
 
 def shares(**of: list[float]) -> dict[str, np.ndarray]:
@@ -44,7 +44,7 @@ def in_s(amounts: dict[int, np.ndarray], number: int) -> list[float]:
     return [round(value / 1e9, 3) for value in amounts[number].tolist()]
 
 
-WAIT = lost((3, 10, 7, PHASE_DATA_WAIT))
+WAIT = make_lost_segments((3, 10, 7, PHASE_DATA_WAIT))
 
 
 def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
@@ -62,7 +62,7 @@ def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
 
 
 def test_a_gap_closes_with_its_chief_cause_and_not_with_a_small_one() -> None:
-    pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
+    pieces = make_lost_segments((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
     hidden_cost = compute_hidden_cost(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
     assert in_s(hidden_cost, GC) == [0.2, 0.0]
 
@@ -70,7 +70,7 @@ def test_a_gap_closes_with_its_chief_cause_and_not_with_a_small_one() -> None:
 def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
     # of 1 s the host launched for 0.7, and waited for a CPU for 0.2: had it nothing to launch, it
     # would wait for none. Of the next neither is the chief: 0.4 of 0.8 each, and half of the rest.
-    pieces = lost((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
+    pieces = make_lost_segments((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
     hidden_cost = compute_hidden_cost(
         waiting(), pieces, shares(launch_bound=[0.7, 0.4], cpu_gil=[0.2, 0.4])
     )
@@ -85,7 +85,7 @@ def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
     )
     assert HIDDEN_COLUMNS.index(ALL_CAUSES) not in hidden_cost
     # of a gap of 1 s 0.9 are claimed: 0.1 more
-    gap = lost((10, 11, 1, PHASE_COMPUTE))
+    gap = make_lost_segments((10, 11, 1, PHASE_COMPUTE))
     hidden_cost = compute_hidden_cost(waiting(), gap, shares(launch_bound=[0.7], cpu_gil=[0.2]))
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
 
@@ -93,7 +93,7 @@ def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
 def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
     # Step 0 waits for its device once, and saves for 3 s; 0.5 s of launching late are the sync's.
     # Step 1 asks its device twice, step 2 only writes a little: theirs stay theirs.
-    pieces = lost(
+    pieces = make_lost_segments(
         (3, 6, 3, PHASE_CHECKPOINT),
         (6, 7, 0.5, PHASE_COMPUTE),
         (13, 16, 3, PHASE_CHECKPOINT),
@@ -103,12 +103,12 @@ def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
     )
     pieces = replace(pieces, step=np.array([0, 0, 1, 1, 2, 2]))
     marks = {
-        layout.STEP: spans((0, 10, 0), (10, 20, 1), (20, 30, 2)),
-        layout.CHECKPOINT: spans((3, 6), (13, 16), (23, 24)),
+        layout.STEP: make_spans((0, 10, 0), (10, 20, 1), (20, 30, 2)),
+        layout.CHECKPOINT: make_spans((3, 6), (13, 16), (23, 24)),
         # the second of step 0 is inside the save, and part of it
-        layout.SYNC: spans((2, 3, 0, 1), (4, 5, 0, 1), (12, 13, 0, 2), (22, 23, 0, 1)),
+        layout.SYNC: make_spans((2, 3, 0, 1), (4, 5, 0, 1), (12, 13, 0, 2), (22, 23, 0, 1)),
     }
-    rank_ = rank(40, process(MAIN, spans=marks))
+    rank_ = make_rank(40, make_process(MAIN, spans=marks))
     hidden_cost = compute_hidden_cost(
         rank_, pieces, shares(checkpoint=[1, 0, 1, 0, 1, 0], h2d_sync=[0, 1, 0, 1, 0, 1])
     )

@@ -14,8 +14,8 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import RankState, find
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.report.model import Report
-from tests.support.lean_recordings import Step, cluster, recorded, without
-from tests.support.recordings import SECOND, Script, write
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.reduced_recordings import Step, make_cluster, record_and_analyze, remove_signals
 
 N = 30
 PLAIN = Step()
@@ -49,8 +49,8 @@ def each(step: Step, interval: int) -> list[Step]:
 def test_what_holds_one_rank_up_is_reported_and_costs_the_others_as_much(
     tmp_path: Path, step: Step, interval: int, family: str, lost_s: float
 ) -> None:
-    job = cluster([PLAIN] * N, each(step, interval), [PLAIN] * N)
-    report = recorded(without(job, "spans"), tmp_path)
+    job = make_cluster([PLAIN] * N, each(step, interval), [PLAIN] * N)
+    report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     # Samples are a tenth of a second apart, and who waited for whom is known per 2 s.
     assert seconds_of(report, 1)[family] == pytest.approx(lost_s, rel=0.25)
     assert seconds_of(report, 0)[family] == pytest.approx(lost_s, rel=0.45)
@@ -61,8 +61,8 @@ def test_a_rank_that_computes_while_its_device_idles_is_late_for_an_unknown_reas
     tmp_path: Path,
 ) -> None:
     # Each step 0.05 s on a CPU: evaluation, logs, compilation and slow launches look alike.
-    job = cluster([PLAIN] * N, each(Step(host=0.05), 1), [PLAIN] * N)
-    report = recorded(without(job, "spans"), tmp_path)
+    job = make_cluster([PLAIN] * N, each(Step(host=0.05), 1), [PLAIN] * N)
+    report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     assert "cpu" not in blamed(report)
     reasons = {reason: ns / SECOND for reason, ns in report.unattributed_reasons}
     assert reasons["on-cpu"] == pytest.approx(1.5, rel=0.5)  # the others launch, too
@@ -70,8 +70,8 @@ def test_a_rank_that_computes_while_its_device_idles_is_late_for_an_unknown_reas
 
 
 def test_pauses_of_all_ranks_at_once_on_their_cpus_are_an_evaluation(tmp_path: Path) -> None:
-    job = cluster(*([each(Step(host=0.4), 10)] * 2))
-    report = recorded(without(job, "spans"), tmp_path)
+    job = make_cluster(*([each(Step(host=0.4), 10)] * 2))
+    report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     for rank in (0, 1):
         assert seconds_of(report, rank)["eval"] == pytest.approx(1.2, rel=0.1)
         assert "cpu" not in seconds_of(report, rank)
@@ -82,14 +82,14 @@ def halted(scripts: list[Script], last: list[str]) -> list[Script]:
     for script, letter in zip(scripts, last):
         script.end += 15.0
         script.main += f" {letter}16.0"
-    return without(scripts, "spans")
+    return remove_signals(scripts, "spans")
 
 
 @pytest.mark.parametrize(("last", "culprits"), [("III", []), ("ILI", [1]), ("LIW", [])])
 def test_a_job_whose_devices_idle_and_hosts_sleep_to_the_end_hangs(
     tmp_path: Path, last: str, culprits: list[int]
 ) -> None:
-    report = recorded(halted(cluster(*([[PLAIN] * N] * 3)), list(last)), tmp_path)
+    report = record_and_analyze(halted(make_cluster(*([[PLAIN] * N] * 3)), list(last)), tmp_path)
     assert blamed(report, outside=True)["fail-hang"] == culprits
     [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     # From the last work, 0.1 s before the last step ends, 1 s and 15 s.
@@ -98,13 +98,13 @@ def test_a_job_whose_devices_idle_and_hosts_sleep_to_the_end_hangs(
 
 
 def test_a_host_that_computes_after_the_steps_is_at_work(tmp_path: Path) -> None:
-    report = recorded(halted(cluster(*([[PLAIN] * N] * 2)), ["I", "U"]), tmp_path)
+    report = record_and_analyze(halted(make_cluster(*([[PLAIN] * N] * 2)), ["I", "U"]), tmp_path)
     assert "fail-hang" not in blamed(report, outside=True)
 
 
 def test_the_device_of_a_process_begun_anew_has_worked_for_another_before(tmp_path: Path) -> None:
     script = Script(end=10.0, busy=[(1.0, 4.0), (7.0, 9.0)], main="I10.0", worker="I10.0")
-    [chunk] = NodeLoader(write(script, tmp_path / "node")).chunks()
+    [chunk] = NodeLoader(write_recording(script, tmp_path / "node")).chunks()
     [rank] = find_ranks(chunk)
     thread = rank.main.threads[rank.pid]
     later = {

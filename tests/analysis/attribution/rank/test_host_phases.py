@@ -23,7 +23,7 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import process, rank
+from tests.support.builders import make_process, make_rank
 
 START, END = 5, 45
 BETWEEN_SAVES = -1
@@ -54,8 +54,8 @@ def painted_rank(rows: list[Row]) -> Rank:
     by_kind: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row[1]):
         by_kind.setdefault(row[0], []).append(row)
-    main = process(100, spans={kind: table(batch) for kind, batch in by_kind.items()})
-    return rank(1, main)
+    main = make_process(100, spans={kind: table(batch) for kind, batch in by_kind.items()})
+    return make_rank(1, main)
 
 
 def phase_at(rows: list[Row], t: int) -> int:

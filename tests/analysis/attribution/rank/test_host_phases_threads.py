@@ -19,7 +19,15 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.spans import CollectiveSpans, SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, busy_counter, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_busy_counter,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 from tests.support.lost_time import BUSY, settle_all
 
 COMPUTE, HIDDEN, EXPOSED = PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE, PHASE_COLLECTIVE
@@ -40,8 +48,8 @@ def build(
 ) -> Rank:
     """A rank with one step; its operations are (start, end, code). `doing`: its main thread."""
     table = {
-        layout.STEP: spans((0, end, 0)),
-        layout.COLLECTIVE: spans(
+        layout.STEP: make_spans((0, end, 0)),
+        layout.COLLECTIVE: make_spans(
             *(
                 (start, stop, GROUP, at, 0, code)
                 for at, (start, stop, code) in enumerate(operations)
@@ -49,11 +57,11 @@ def build(
         ),
         **(marks or {}),
     }
-    samples = thread(activity(doing), sampled_s or end, hz) if doing else None
+    samples = make_thread(parse_activity(doing), sampled_s or end, hz) if doing else None
     registration = {"variables": variables or {}}
-    main = process(100, spans=table, thread=samples, registration=registration)
-    series = {BUSY: busy_counter(busy, end)}
-    return rank(end, main, series=series)
+    main = make_process(100, spans=table, thread=samples, registration=registration)
+    series = {BUSY: make_busy_counter(busy, end)}
+    return make_rank(end, main, series=series)
 
 
 def split(given: Rank, end: float = 1) -> list[Part]:
@@ -115,7 +123,7 @@ def test_time_beyond_the_samples_counts_in_full() -> None:
 def test_a_wait_for_data_is_no_wait_for_the_operation() -> None:
     # asleep for 0.6 s, 0.2 of them in a wait for data: of the 0.6 s of the operation outside it,
     # the main thread waited for the last 0.4
-    marks = {layout.DATA_WAIT: spans((0.5, 0.7, 0, 201, 1))}
+    marks = {layout.DATA_WAIT: make_spans((0.5, 0.7, 0, 201, 1))}
     result = split(build("U0.3 I0.6 U0.1", (0.1, 0.9, OTHER), marks=marks))
     assert result == [
         (0.0, 0.1, COMPUTE),
@@ -157,7 +165,7 @@ def test_idle_time_in_a_hidden_operation_is_lost_while_computing() -> None:
 
 # Another thread keeps the interpreter lock: the probe's thread wanted it at 0.3, having slept since
 # 0.1, and got it at 0.7. It was taken at 0.2 on average.
-KEPT = {layout.INTERPRETER_WAIT: spans((0.3, 0.7, 200_000_000))}
+KEPT = {layout.INTERPRETER_WAIT: make_spans((0.3, 0.7, 200_000_000))}
 
 
 def test_a_main_thread_that_sleeps_while_the_lock_is_kept_waits_for_it() -> None:
@@ -246,7 +254,9 @@ def test_few_waits_with_an_operation_of_another_thread_are_a_coincidence() -> No
 
 def test_an_operation_of_another_thread_is_known_whatever_the_host_waits_for() -> None:
     # a device busy-waits in it, also while its host waits for data in [0.2, 0.7)
-    given = build("I1", (0.4, 0.9, OTHER), marks={layout.DATA_WAIT: spans((0.2, 0.7, 0, 201, 1))})
+    given = build(
+        "I1", (0.4, 0.9, OTHER), marks={layout.DATA_WAIT: make_spans((0.2, 0.7, 0, 201, 1))}
+    )
     phases = split_host_phases(given, 0, ns(1), EMPTY)
     inside = phases.in_operation
     assert int((phases.end_ns - phases.start_ns)[inside].sum()) == ns(0.5)

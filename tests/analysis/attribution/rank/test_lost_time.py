@@ -20,29 +20,29 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.probe import layout
 from tests.support.builders import (
-    activity,
-    busy_counter,
-    chunk,
-    counter,
-    gauge,
+    make_busy_counter,
+    make_chunk,
+    make_counter,
+    make_gauge,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
     ns,
-    process,
-    rank,
-    spans,
-    thread,
+    parse_activity,
 )
-from tests.support.lost_time import BUSY, WORKER, marked, settle_all
+from tests.support.lost_time import BUSY, WORKER, mark_steps, settle_all
 
 
 def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> None:
     # steps [1, 2) [2, 3); waits of 0.03 s at 1.00 and of 0.02 s at 2.05
     table = {
-        layout.STEP: spans((1, 2, 0), (2, 3, 1)),
-        layout.DATA_WAIT: spans((1, 1.03, 0, WORKER, 2), (2.05, 2.07, 1, WORKER, 2)),
+        layout.STEP: make_spans((1, 2, 0), (2, 3, 1)),
+        layout.DATA_WAIT: make_spans((1, 1.03, 0, WORKER, 2), (2.05, 2.07, 1, WORKER, 2)),
     }
     # idle [1.00, 1.05) and [2.06, 2.07): the sample windows are [1.0, 1.1) and [2.0, 2.1)
-    series = {BUSY: busy_counter([(0, 1), (1.05, 2.06), (2.07, 4)], 4)}
-    rows, account, state = settle_all(marked(4, table, series))
+    series = {BUSY: make_busy_counter([(0, 1), (1.05, 2.06), (2.07, 4)], 4)}
+    rows, account, state = settle_all(mark_steps(4, table, series))
     samples = SOURCE_DEVICE_SAMPLES
     assert rows == [
         (1.0, 1.03, 0.03, PHASE_DATA_WAIT, samples, 0),  # full: 0.03 of the window's 0.05
@@ -55,22 +55,22 @@ def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> N
 
 def test_a_wait_that_the_queue_hides_costs_nothing() -> None:
     table = {
-        layout.STEP: spans((0, 1, 0), (1, 2, 1)),
-        layout.DATA_WAIT: spans((0, 0.5, 0, WORKER, 2), (1, 1.5, 1, WORKER, 2)),
+        layout.STEP: make_spans((0, 1, 0), (1, 2, 1)),
+        layout.DATA_WAIT: make_spans((0, 0.5, 0, WORKER, 2), (1, 1.5, 1, WORKER, 2)),
     }
-    rows, account, _ = settle_all(marked(3, table, {BUSY: busy_counter([(0, 3)], 3)}))
+    rows, account, _ = settle_all(mark_steps(3, table, {BUSY: make_busy_counter([(0, 3)], 3)}))
     assert rows == []
     assert account.idle_ns == 0
 
 
 def test_without_a_device_waits_count_in_full_as_an_upper_bound() -> None:
     table = {
-        layout.STEP: spans((1, 3, 0)),
-        layout.DATA_WAIT: spans((1, 1.5, 0, WORKER, 2)),
-        layout.H2D: spans((1.5, 1.6, -1, 0)),
-        layout.CHECKPOINT: spans((2, 2.5)),
+        layout.STEP: make_spans((1, 3, 0)),
+        layout.DATA_WAIT: make_spans((1, 1.5, 0, WORKER, 2)),
+        layout.H2D: make_spans((1.5, 1.6, -1, 0)),
+        layout.CHECKPOINT: make_spans((2, 2.5)),
     }
-    rows, account, _ = settle_all(marked(4, table, device=""))
+    rows, account, _ = settle_all(mark_steps(4, table, device=""))
     host = SOURCE_HOST_SPANS
     assert rows == [
         (1.0, 1.5, 0.5, PHASE_DATA_WAIT, host, 0),
@@ -81,9 +81,9 @@ def test_without_a_device_waits_count_in_full_as_an_upper_bound() -> None:
 
 
 def test_neither_device_nor_spans_is_unmeasured() -> None:
-    main = process(100, thread=thread(activity("U4"), 4))
+    main = make_process(100, thread=make_thread(parse_activity("U4"), 4))
     lost_intervals, state = find_lost_intervals(
-        rank(4, main, device="", marked=False), RankState(), last=True
+        make_rank(4, main, device="", marked=False), RankState(), last=True
     )
     assert lost_intervals == ()
     assert (state.first_ns, state.last_ns, state.step_begin_ns) == (0, ns(4), None)
@@ -92,12 +92,12 @@ def test_neither_device_nor_spans_is_unmeasured() -> None:
 def test_phases_are_disjoint_and_follow_the_precedence() -> None:
     # one wait for a worker [0, 1) with gc inside, a save over its end, a wait of its own with gc
     table = {
-        layout.STEP: spans((0, 4, 0)),
-        layout.DATA_WAIT: spans((0, 1, 0, WORKER, 2), (2, 3, 1, 0, 0)),
-        layout.GC: spans((0.2, 0.4), (2.2, 2.4), (3.5, 3.6)),
-        layout.CHECKPOINT: spans((0.8, 1.2)),
+        layout.STEP: make_spans((0, 4, 0)),
+        layout.DATA_WAIT: make_spans((0, 1, 0, WORKER, 2), (2, 3, 1, 0, 0)),
+        layout.GC: make_spans((0.2, 0.4), (2.2, 2.4), (3.5, 3.6)),
+        layout.CHECKPOINT: make_spans((0.8, 1.2)),
     }
-    rows, _, _ = settle_all(marked(4, table, device=""))
+    rows, _, _ = settle_all(mark_steps(4, table, device=""))
     assert [(start, end, phase) for start, end, _, phase, _, _ in rows] == [
         (0.0, 0.2, PHASE_DATA_WAIT),
         (0.2, 0.4, PHASE_DATA_WAIT),  # gc beside a wait for a worker costs nothing by itself
@@ -114,12 +114,12 @@ def test_phases_are_disjoint_and_follow_the_precedence() -> None:
 def test_stream_events_are_exact_and_samples_give_the_rest() -> None:
     # wait [1.0, 1.04) measured as 0.01 exposed; the window [1.0, 1.1) was idle for 0.03 in all
     table = {
-        layout.STEP: spans((1, 2, 0)),
-        layout.DATA_WAIT: spans((1, 1.04, 0, WORKER, 2)),
-        layout.EXPOSED: spans((1, 1.04, 1, ns(0.01))),
+        layout.STEP: make_spans((1, 2, 0)),
+        layout.DATA_WAIT: make_spans((1, 1.04, 0, WORKER, 2)),
+        layout.EXPOSED: make_spans((1, 1.04, 1, ns(0.01))),
     }
-    series = {BUSY: busy_counter([(0, 1), (1.03, 3)], 3)}
-    rows, account, _ = settle_all(marked(3, table, series))
+    series = {BUSY: make_busy_counter([(0, 1), (1.03, 3)], 3)}
+    rows, account, _ = settle_all(mark_steps(3, table, series))
     assert rows == [
         (1.03, 1.04, 0.01, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0),
         (1.04, 1.1, 0.02, PHASE_COMPUTE, SOURCE_DEVICE_SAMPLES, 0),
@@ -129,19 +129,19 @@ def test_stream_events_are_exact_and_samples_give_the_rest() -> None:
 
 def test_stream_events_without_a_device_replace_the_upper_bound() -> None:
     table = {
-        layout.STEP: spans((0, 1, 0), (1, 2, 1)),
-        layout.DATA_WAIT: spans((0, 0.5, 0, WORKER, 2), (1, 1.5, 1, WORKER, 2)),
-        layout.EXPOSED: spans((0, 0.5, 1, 0), (1, 1.5, 2, ns(0.2))),  # the first was hidden
+        layout.STEP: make_spans((0, 1, 0), (1, 2, 1)),
+        layout.DATA_WAIT: make_spans((0, 0.5, 0, WORKER, 2), (1, 1.5, 1, WORKER, 2)),
+        layout.EXPOSED: make_spans((0, 0.5, 1, 0), (1, 1.5, 2, ns(0.2))),  # the first was hidden
     }
-    rows, _, _ = settle_all(marked(3, table, device=""))
+    rows, _, _ = settle_all(mark_steps(3, table, device=""))
     assert rows == [(1.3, 1.5, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 1)]
 
 
 def test_time_without_samples_is_neither_busy_nor_idle() -> None:
-    table = {layout.STEP: spans((1, 6, 0)), layout.DATA_WAIT: spans((1, 6, 0, WORKER, 2))}
+    table = {layout.STEP: make_spans((1, 6, 0)), layout.DATA_WAIT: make_spans((1, 6, 0, WORKER, 2))}
     # samples 0..3 s; the counter is exact over the missing reading at 2; it restarts at 4
-    series = {BUSY: counter([0, 1, 2, 3, 4, 5], [0, 0, np.nan, 1.5e9, 0, 0.25e9])}
-    rows, account, _ = settle_all(marked(7, table, series))
+    series = {BUSY: make_counter([0, 1, 2, 3, 4, 5], [0, 0, np.nan, 1.5e9, 0, 0.25e9])}
+    rows, account, _ = settle_all(mark_steps(7, table, series))
     # [1, 3): 2 - 1.5 idle; [3, 4): went back, unmeasured; [4, 5): 0.75 idle; [5, 6): no sample
     assert [(start, end, idle) for start, end, idle, *_ in rows] == [
         (2.5, 3.0, 0.5),
@@ -151,11 +151,14 @@ def test_time_without_samples_is_neither_busy_nor_idle() -> None:
 
 
 def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
-    table = {layout.STEP: spans((0, 0.5, 0)), layout.DATA_WAIT: spans((0, 0.5, 0, WORKER, 2))}
+    table = {
+        layout.STEP: make_spans((0, 0.5, 0)),
+        layout.DATA_WAIT: make_spans((0, 0.5, 0, WORKER, 2)),
+    }
     # the driver hands its buffer over at 0.3 and 0.5: 0.25 s and 0.15 s at once
     busy = [0, 0, 0, 0.25e9, 0.25e9, 0.4e9]
-    series = {BUSY: counter([0, 0.1, 0.2, 0.3, 0.4, 0.5], busy)}
-    rows, account, _ = settle_all(marked(0.6, table, series))
+    series = {BUSY: make_counter([0, 0.1, 0.2, 0.3, 0.4, 0.5], busy)}
+    rows, account, _ = settle_all(mark_steps(0.6, table, series))
     # idle so far: 0 .1 .2 .05 .15 .1 -> least of what follows: 0 .05 .05 .05 .1 .1
     assert [(s, e, round(idle, 9)) for s, e, idle, *_ in rows] == [
         (0.05, 0.1, 0.05),
@@ -165,9 +168,9 @@ def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
 
 
 def test_snapshots_stand_in_for_a_missing_integral() -> None:
-    table = {layout.STEP: spans((0, 6, 0)), layout.DATA_WAIT: spans((0, 6, 0, WORKER, 2))}
-    ratio = gauge([0, 1, 2, 3, 6], [0.5, 1.0, 0.25, np.nan, 1.0])
-    timeline = marked(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
+    table = {layout.STEP: make_spans((0, 6, 0)), layout.DATA_WAIT: make_spans((0, 6, 0, WORKER, 2))}
+    ratio = make_gauge([0, 1, 2, 3, 6], [0.5, 1.0, 0.25, np.nan, 1.0])
+    timeline = mark_steps(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
     rows, account, _ = settle_all(timeline)
     # each holds for the time before it: [1, 2) 0.75 idle; not known at 3; 3 s are too long a hold
     assert [(start, end, idle) for start, end, idle, *_ in rows] == [(1.25, 2.0, 0.75)]
@@ -175,14 +178,17 @@ def test_snapshots_stand_in_for_a_missing_integral() -> None:
 
 
 def test_a_slowed_device_loses_the_missing_part_of_its_clock() -> None:
-    table = {layout.STEP: spans((0, 2, 0)), layout.DATA_WAIT: spans((0, 0.4, 0, WORKER, 2))}
-    series = {
-        BUSY: counter([0, 1, 2], [0, 0.8e9, 1.8e9]),
-        ("gpu.throttle_bits", "emulated-0"): gauge([0, 1, 2], [0x40, 0x4, 0]),
-        ("gpu.sm_clock_hertz", "emulated-0"): gauge([0, 1, 2], [1.5e9, 1.0e9, 2e9]),
-        ("gpu.sm_clock_max_hertz", "emulated-0"): gauge([0, 1, 2], [2e9, 2e9, 2e9]),
+    table = {
+        layout.STEP: make_spans((0, 2, 0)),
+        layout.DATA_WAIT: make_spans((0, 0.4, 0, WORKER, 2)),
     }
-    rows, _, _ = settle_all(marked(2, table, series))
+    series = {
+        BUSY: make_counter([0, 1, 2], [0, 0.8e9, 1.8e9]),
+        ("gpu.throttle_bits", "emulated-0"): make_gauge([0, 1, 2], [0x40, 0x4, 0]),
+        ("gpu.sm_clock_hertz", "emulated-0"): make_gauge([0, 1, 2], [1.5e9, 1.0e9, 2e9]),
+        ("gpu.sm_clock_max_hertz", "emulated-0"): make_gauge([0, 1, 2], [2e9, 2e9, 2e9]),
+    }
+    rows, _, _ = settle_all(mark_steps(2, table, series))
     # [0, 1): 0.2 idle in the wait, 0.8 busy at 3/4 of the clock: 0.2 excess, at the piece's tail.
     # [1, 2): the power cap alone (0x4) is no fault.
     assert rows == [
@@ -192,9 +198,9 @@ def test_a_slowed_device_loses_the_missing_part_of_its_clock() -> None:
 
 
 def test_without_spans_the_device_says_when_the_job_worked() -> None:
-    main = process(100, thread=thread(activity("U10"), 10))
-    series = {BUSY: busy_counter([(2, 3), (4, 5)], 10, hz=1)}
-    timeline = rank(10, main, series=series, marked=False)
+    main = make_process(100, thread=make_thread(parse_activity("U10"), 10))
+    series = {BUSY: make_busy_counter([(2, 3), (4, 5)], 10, hz=1)}
+    timeline = make_rank(10, main, series=series, marked=False)
     rows, account, state = settle_all(timeline)
     # work from 2 to 5, idle in [3, 4); before is start-up, after is not in steps
     assert rows == [(3.0, 4.0, 1.0, PHASE_NONE, SOURCE_DEVICE_SAMPLES, -1)]
@@ -203,10 +209,12 @@ def test_without_spans_the_device_says_when_the_job_worked() -> None:
 
 
 def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
-    table = {layout.STEP: spans((1, 2, 0), (2, 66.55, 1))}
-    series = {BUSY: busy_counter([(0, 70)], 70)}
-    timeline = marked(70, table, series)
-    assert not chunk(70).series  # the builder's chunk is the whole recording unless said otherwise
+    table = {layout.STEP: make_spans((1, 2, 0), (2, 66.55, 1))}
+    series = {BUSY: make_busy_counter([(0, 70)], 70)}
+    timeline = mark_steps(70, table, series)
+    assert not make_chunk(
+        70
+    ).series  # the builder's chunk is the whole recording unless said otherwise
     lost_intervals, state = find_lost_intervals(timeline, RankState())
     assert state.settled_ns == ns(66.5)
     assert [
@@ -215,8 +223,8 @@ def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
 
 
 def test_nothing_is_settled_before_a_minute_was_recorded_or_the_recording_ends() -> None:
-    table = {layout.STEP: spans((1, 2, 0), (2, 50.55, 1))}
-    timeline = marked(60, table, {BUSY: busy_counter([(0, 60)], 60)})
+    table = {layout.STEP: make_spans((1, 2, 0), (2, 50.55, 1))}
+    timeline = mark_steps(60, table, {BUSY: make_busy_counter([(0, 60)], 60)})
     lost_intervals, state = find_lost_intervals(timeline, RankState())
     assert (lost_intervals, state.settled_ns) == ((), ns(1))
     lost_intervals, state = find_lost_intervals(timeline, state, last=True)
@@ -230,12 +238,14 @@ def test_the_first_minute_is_measured_by_what_all_of_it_shows() -> None:
     # idle. By a fixed order of phases the waits would be idle for 3 of the 8 s.
     waits = [(at, at + 0.2, at, WORKER, 2) for at in range(20)]
     table = {
-        layout.STEP: spans(*((at, at + 1, at) for at in range(20))),
-        layout.DATA_WAIT: spans(*waits),
+        layout.STEP: make_spans(*((at, at + 1, at) for at in range(20))),
+        layout.DATA_WAIT: make_spans(*waits),
     }
     busy = [(at, at + 0.2) for at in range(20)]
     busy += [(at + 0.2 + n / 10, at + 0.25 + n / 10) for at in range(20) for n in range(8)]
-    rows, _, _ = settle_all(marked(20, table, {BUSY: busy_counter(sorted(busy), 20, hz=2)}))
+    rows, _, _ = settle_all(
+        mark_steps(20, table, {BUSY: make_busy_counter(sorted(busy), 20, hz=2)})
+    )
     in_waits = sum(row[2] for row in rows if row[3] == PHASE_DATA_WAIT)
     assert in_waits < 0.001
     assert round(sum(row[2] for row in rows), 6) == 8.0

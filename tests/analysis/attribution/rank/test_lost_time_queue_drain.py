@@ -9,7 +9,7 @@ from clusterprof.analysis.attribution.rank.lost_time import find_lost_intervals
 from clusterprof.analysis.timeline.intervals import allocate_by_wait_age
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, PHASE_GC, PHASE_H2D
 from clusterprof.probe import layout
-from tests.support.builders import busy_counter, process, rank, spans
+from tests.support.builders import make_busy_counter, make_process, make_rank, make_spans
 
 BUSY = ("gpu.busy_ns_total", "emulated-0")
 WORKER = 201
@@ -17,8 +17,10 @@ WORKER = 201
 
 def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[tuple]:
     """Pieces as (start, end, phase) in s; all of each is lost. Windows are 0.1 s long."""
-    main = process(100, spans=table)
-    timeline = rank(end, main, series={BUSY: busy_counter(busy, end)}, device="emulated-0")
+    main = make_process(100, spans=table)
+    timeline = make_rank(
+        end, main, series={BUSY: make_busy_counter(busy, end)}, device="emulated-0"
+    )
     rows = []
     for _, lost, _ in find_lost_intervals(timeline, RankState(), last=True)[0]:
         for s, e, n, phase in zip(lost.start_ns, lost.end_ns, lost.lost_ns, lost.phase):
@@ -30,7 +32,10 @@ def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[
 def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -> None:
     # the wait [1.04, 1.15) had its device at work until 1.12; the 0.01 s of the window before it
     # is from between two kernels, at 1.02
-    table = {layout.STEP: spans((1, 1.5, 0)), layout.DATA_WAIT: spans((1.04, 1.15, 0, WORKER, 2))}
+    table = {
+        layout.STEP: make_spans((1, 1.5, 0)),
+        layout.DATA_WAIT: make_spans((1.04, 1.15, 0, WORKER, 2)),
+    }
     assert pieces_of(table, [(0, 1.02), (1.03, 1.12), (1.15, 2)], 2) == [
         (1.0, 1.04, 0.01, PHASE_COMPUTE),
         (1.12, 1.15, 0.03, PHASE_DATA_WAIT),
@@ -39,7 +44,7 @@ def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -
 
 def test_the_beginning_was_idle_when_all_of_the_rest_was() -> None:
     # drained at 1.06; idle through the window [1.1, 1.2) and up to the end of the wait at 1.23
-    table = {layout.STEP: spans((1, 1.5, 0)), layout.H2D: spans((1.04, 1.23, 1000, 0))}
+    table = {layout.STEP: make_spans((1, 1.5, 0)), layout.H2D: make_spans((1.04, 1.23, 1000, 0))}
     assert pieces_of(table, [(0, 1.06), (1.23, 2)], 2) == [
         (1.06, 1.1, 0.04, PHASE_H2D),
         (1.1, 1.2, 0.1, PHASE_H2D),
@@ -51,8 +56,8 @@ def test_of_two_waits_in_a_window_the_longer_one_had_its_device_idle() -> None:
     # the first wait has lasted 0.13 at its end, the second 0.03: what was queued before the first
     # lasted 0.11, and behind it the device had a step's work to do
     table = {
-        layout.STEP: spans((0.8, 1.2, 0), (1.2, 1.6, 1)),
-        layout.DATA_WAIT: spans((0.91, 1.04, 0, WORKER, 2), (1.05, 1.08, 1, WORKER, 2)),
+        layout.STEP: make_spans((0.8, 1.2, 0), (1.2, 1.6, 1)),
+        layout.DATA_WAIT: make_spans((0.91, 1.04, 0, WORKER, 2), (1.05, 1.08, 1, WORKER, 2)),
     }
     assert pieces_of(table, [(0, 1.02), (1.04, 2)], 2) == [(1.02, 1.04, 0.02, PHASE_DATA_WAIT)]
 
@@ -93,10 +98,10 @@ def test_a_copy_behind_a_wait_goes_on_where_the_wait_left_off() -> None:
     # Nothing is launched between the wait [1.01, 1.05) and the copy [1.05, 1.06): the device, idle
     # since 1.02, is so to the end of both. The collection is over before what was queued.
     table = {
-        layout.STEP: spans((1, 1.5, 0)),
-        layout.DATA_WAIT: spans((1.01, 1.05, 0, WORKER, 2)),
-        layout.H2D: spans((1.05, 1.06, 1000, 0)),
-        layout.GC: spans((1.08, 1.088)),
+        layout.STEP: make_spans((1, 1.5, 0)),
+        layout.DATA_WAIT: make_spans((1.01, 1.05, 0, WORKER, 2)),
+        layout.H2D: make_spans((1.05, 1.06, 1000, 0)),
+        layout.GC: make_spans((1.08, 1.088)),
     }
     assert pieces_of(table, [(0, 1.02), (1.06, 2)], 2) == [
         (1.02, 1.05, 0.03, PHASE_DATA_WAIT),
@@ -107,16 +112,19 @@ def test_a_copy_behind_a_wait_goes_on_where_the_wait_left_off() -> None:
 def test_a_long_pause_of_the_host_had_its_device_idle_and_not_the_short_copy_beside_it() -> None:
     # A copy of 0.02 s behind what was queued, and a collection of 0.06 s of which 0.03 were idle.
     table = {
-        layout.STEP: spans((1, 1.5, 0)),
-        layout.H2D: spans((1.01, 1.03, 1000, 0)),
-        layout.GC: spans((1.035, 1.095)),
+        layout.STEP: make_spans((1, 1.5, 0)),
+        layout.H2D: make_spans((1.01, 1.03, 1000, 0)),
+        layout.GC: make_spans((1.035, 1.095)),
     }
     assert pieces_of(table, [(0, 1.065), (1.095, 2)], 2) == [(1.065, 1.095, 0.03, PHASE_GC)]
 
 
 def test_a_device_that_its_host_waits_for_is_at_work() -> None:
     # idle for 0.03 of the window [1.0, 1.1), of which 0.04 are a wait for the device
-    table = {layout.STEP: spans((1, 1.5, 0)), layout.SYNC: spans((1.02, 1.06, layout.WHOLE_NS, 1))}
+    table = {
+        layout.STEP: make_spans((1, 1.5, 0)),
+        layout.SYNC: make_spans((1.02, 1.06, layout.WHOLE_NS, 1)),
+    }
     assert pieces_of(table, [(0, 1.06), (1.09, 2)], 2) == [
         (1.0, 1.02, 0.01, PHASE_COMPUTE),
         (1.06, 1.1, 0.02, PHASE_COMPUTE),

@@ -15,7 +15,15 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, busy_counter, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_busy_counter,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 from tests.support.lost_time import BUSY, WORKER, settle_all
 
 HOST = SOURCE_HOST_SPANS
@@ -30,10 +38,14 @@ def settle(
     sampled: bool = True,
 ) -> list[Row]:
     """The lost time of one step, [0, 4), in which the main thread does something."""
-    samples = thread(activity(doing), 4, denied=denied) if sampled else None
-    main = process(100, spans={layout.STEP: spans((0, 4, 0)), **(marks or {})}, thread=samples)
-    series = None if busy is None else {BUSY: busy_counter(busy, 4)}
-    rows, _, _ = settle_all(rank(4, main, series=series, device="" if busy is None else BUSY[1]))
+    samples = make_thread(parse_activity(doing), 4, denied=denied) if sampled else None
+    main = make_process(
+        100, spans={layout.STEP: make_spans((0, 4, 0)), **(marks or {})}, thread=samples
+    )
+    series = None if busy is None else {BUSY: make_busy_counter(busy, 4)}
+    rows, _, _ = settle_all(
+        make_rank(4, main, series=series, device="" if busy is None else BUSY[1])
+    )
     return rows
 
 
@@ -53,7 +65,7 @@ def test_a_thread_that_wants_a_cpu_is_stopped() -> None:
 
 def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
     # [1, 2) is a wait for data; of the two seconds after it one is asleep
-    marks = {layout.DATA_WAIT: spans((1, 2, 0, WORKER, 1))}
+    marks = {layout.DATA_WAIT: make_spans((1, 2, 0, WORKER, 1))}
     assert settle("U1 I1 U1 S1", marks) == [
         (1.0, 2.0, 1.0, PHASE_DATA_WAIT, HOST, 0),
         (2.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0),
@@ -68,12 +80,12 @@ def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
 
 def settle_rarely_read(doing: str, with_worker: bool, kind: int = layout.DATA_WAIT) -> list[Row]:
     """The lost time of a step in which the main thread waits for [1, 3), read at 0 and 4 only."""
-    samples = thread(activity(doing), 4.001, hz=0.25)
+    samples = make_thread(parse_activity(doing), 4.001, hz=0.25)
     wait = (1, 3, 0, WORKER, 1) if kind == layout.DATA_WAIT else (1, 3, 7, 0, 0, layout.ALL_REDUCE)
-    marks = {layout.STEP: spans((0, 4, 0)), kind: spans(wait)}
-    main = process(100, spans=marks, thread=samples)
-    workers = [process(WORKER)] if with_worker else []
-    rows, _, _ = settle_all(rank(4, main, workers, device=""))
+    marks = {layout.STEP: make_spans((0, 4, 0)), kind: make_spans(wait)}
+    main = make_process(100, spans=marks, thread=samples)
+    workers = [make_process(WORKER)] if with_worker else []
+    rows, _, _ = settle_all(make_rank(4, main, workers, device=""))
     return rows
 
 
@@ -101,19 +113,19 @@ def test_a_thread_without_workers_may_work_in_its_waits_for_data() -> None:
 
 
 def test_a_wait_for_the_device_is_its_work() -> None:
-    marks = {layout.SYNC: spans((1, 2, layout.WHOLE_NS, 1))}
+    marks = {layout.SYNC: make_spans((1, 2, layout.WHOLE_NS, 1))}
     assert settle("U1 I1 U2", marks) == []
     assert settle("U1 I1 U1 S1", marks) == [(2.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0)]
     # of 1 s of many short waits 0.4 s were waited: the other 0.6 s asleep are its own
-    marks = {layout.SYNC: spans((1, 2, ns(0.4), 50))}
+    marks = {layout.SYNC: make_spans((1, 2, ns(0.4), 50))}
     assert settle("U1 I1 U2", marks) == [(0.0, 4.0, 0.6, PHASE_COMPUTE, HOST, 0)]
 
 
 def test_a_wait_that_events_measured_has_no_sleep_of_its_own() -> None:
     # asleep for 1 s in a wait, of which the device had no work for 0.2
     marks = {
-        layout.DATA_WAIT: spans((1, 2, 0, WORKER, 1), first_sequence=2),
-        layout.EXPOSED: spans((1, 2, 2, ns(0.2))),
+        layout.DATA_WAIT: make_spans((1, 2, 0, WORKER, 1), first_sequence=2),
+        layout.EXPOSED: make_spans((1, 2, 2, ns(0.2))),
     }
     assert settle("U1 I1 U2", marks) == [(1.8, 2.0, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0)]
 
@@ -122,7 +134,7 @@ def test_sleep_behind_another_threads_operation_is_lost_while_computing() -> Non
     # another thread is in an operation for [1, 3), the main thread works until 2 and sleeps to 3:
     # samples show that it can have waited there
     code = layout.ALL_REDUCE | layout.OTHER_THREAD
-    marks = {layout.COLLECTIVE: spans((1, 3, 7, 0, 0, code))}
+    marks = {layout.COLLECTIVE: make_spans((1, 3, 7, 0, 0, code))}
     rows = settle("U2 I1 U1", marks)
     assert sum(row[2] for row in rows) == pytest.approx(1.0)
     assert min(row[0] for row in rows) == 2.0

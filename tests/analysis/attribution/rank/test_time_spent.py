@@ -17,7 +17,15 @@ from clusterprof.analysis.timeline.collectives.rows import (
 )
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_EVAL
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 
 GROUP, END_S = 7, 100
 OTHER = layout.ALL_REDUCE | layout.OTHER_THREAD
@@ -44,19 +52,19 @@ def record(
     cuts: when a segment ends and the next one begins. kept: a wait for the interpreter lock (start,
     end, pause before it in ns), with a main thread that sleeps on a lock all the time.
     """
-    table = spans(
+    table = make_spans(
         *((start, end, GROUP, at, 0, code) for at, (start, end, code) in enumerate(operations))
     )
     marks = {layout.COLLECTIVE: table}
     asleep = None
     if kept is not None:
-        marks[layout.INTERPRETER_WAIT] = spans(kept)
-        asleep = thread(activity(f"L{END_S}"), END_S, hz=1)
-    timeline = rank(END_S, process(100, spans=marks, thread=asleep))
+        marks[layout.INTERPRETER_WAIT] = make_spans(kept)
+        asleep = make_thread(parse_activity(f"L{END_S}"), END_S, hz=1)
+    timeline = make_rank(END_S, make_process(100, spans=marks, thread=asleep))
     spending = TimeSpent(("storage-local",), Kept())
     for begin, end in zip((0, *cuts), (*cuts, END_S)):
         here = [piece for piece in idle if begin <= piece[0] < end]
-        pieces = lost(*((*piece, PHASE_COLLECTIVE) for piece in here))
+        pieces = make_lost_segments(*((*piece, PHASE_COLLECTIVE) for piece in here))
         spending.add(timeline, Segment(ns(begin), ns(end), False), pieces, {})
     result = spending.operations()
     assert result is not None
@@ -95,14 +103,14 @@ def test_work_in_an_evaluation_is_no_work_of_the_step(cuts: tuple[int, ...]) -> 
     # Evaluates in [20, 50) and loses 12 of it; loses 5 of [60, 70). It arrives at 80: worked for
     # 80 - 12 - 5 = 63, of which 18 in the evaluation.
     marks = {
-        layout.COLLECTIVE: spans((80, 90, GROUP, 0, 0, layout.ALL_REDUCE)),
-        layout.EVAL: spans((20, 50)),
+        layout.COLLECTIVE: make_spans((80, 90, GROUP, 0, 0, layout.ALL_REDUCE)),
+        layout.EVAL: make_spans((20, 50)),
     }
-    timeline = rank(END_S, process(100, spans=marks))
+    timeline = make_rank(END_S, make_process(100, spans=marks))
     spending = TimeSpent(("eval-host",), Kept())
     for begin, end in zip((0, *cuts), (*cuts, END_S)):
         rows = [(20, 35, 6, PHASE_EVAL), (35, 50, 6, PHASE_EVAL), (60, 70, 5, PHASE_COMPUTE)]
-        pieces = lost(*(row for row in rows if begin <= row[0] < end))
+        pieces = make_lost_segments(*(row for row in rows if begin <= row[0] < end))
         here = np.where(pieces.phase == PHASE_EVAL, SHARE_SCALE, 0)
         spending.add(timeline, Segment(ns(begin), ns(end), False), pieces, {"eval-host": here})
     result = spending.operations()
@@ -187,10 +195,10 @@ def test_each_nanosecond_is_counted_once(seed: int) -> None:
 def test_halves_of_an_operation_match_whichever_thread_began_it() -> None:
     issue = OTHER | layout.ISSUE << layout.FORM_SHIFT
     wait = layout.ALL_REDUCE | layout.WAIT << layout.FORM_SHIFT
-    table = spans((10, 11, GROUP, 0, 0, issue), (40, 60, GROUP, 0, 0, wait))
-    timeline = rank(END_S, process(100, spans={layout.COLLECTIVE: table}))
+    table = make_spans((10, 11, GROUP, 0, 0, issue), (40, 60, GROUP, 0, 0, wait))
+    timeline = make_rank(END_S, make_process(100, spans={layout.COLLECTIVE: table}))
     spending = TimeSpent(("storage-local",), Kept())
-    spending.add(timeline, Segment(0, ns(END_S), False), lost(), {})
+    spending.add(timeline, Segment(0, ns(END_S), False), make_lost_segments(), {})
     result = spending.operations()
     assert result is not None
     assert ([block.rows for block in result.blocks], result.left_out) == ([1], {})

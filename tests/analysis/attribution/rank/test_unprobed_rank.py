@@ -13,7 +13,7 @@ from clusterprof.analysis.attribution.rank.unprobed_rank import ON_CPU, attribut
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.load.ranks import find_ranks
 from clusterprof.analysis.timeline.model import PHASE_NONE, SOURCE_DEVICE_SAMPLES, LostTime, Rank
-from tests.support.recordings import SECOND, Script, write
+from tests.support.recordings import SECOND, Script, write_recording
 
 WINDOWS = 40
 UNEVEN = [0.02, 0.08] * (WINDOWS // 2)
@@ -39,7 +39,7 @@ def lost(idle: list[float]) -> LostTime:
 
 
 def rank_of(script: Script, folder: Path) -> Rank:
-    [chunk] = NodeLoader(write(script, folder)).chunks()
+    [chunk] = NodeLoader(write_recording(script, folder)).chunks()
     [rank] = find_ranks(chunk)
     return rank
 

@@ -23,7 +23,15 @@ from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.analysis.timeline.model import Rank, Series
 from clusterprof.probe import layout
 from clusterprof.report.impact import DeviceUtilization, RankUtilization, list_utilization_sums
-from tests.support.builders import activity, gauge, ns, process, rank, spans, thread
+from tests.support.builders import (
+    make_gauge,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
 
 DEVICE = "emulated-0"
 SM = "gpu.sm_active_ratio"
@@ -40,10 +48,12 @@ def device(n: int, spans_of: dict | None = None, doing: str = "", **gauges: list
         "used": "gpu.memory_used_bytes",
         "total": "gpu.memory_total_bytes",
     }
-    series = {(names[name], DEVICE): gauge(ends, values) for name, values in gauges.items()}
+    series = {(names[name], DEVICE): make_gauge(ends, values) for name, values in gauges.items()}
     end = 0.1 * n
-    main = process(100, spans=spans_of, thread=thread(activity(doing), end) if doing else None)
-    return rank(end, main, series=series, marked=spans_of is not None)
+    main = make_process(
+        100, spans=spans_of, thread=make_thread(parse_activity(doing), end) if doing else None
+    )
+    return make_rank(end, main, series=series, marked=spans_of is not None)
 
 
 def windows(*idle_ms: float) -> DeviceWindows:
@@ -162,8 +172,8 @@ def test_readings_older_than_their_windows_add_up_to_the_same() -> None:
 
 
 def test_a_reading_that_comes_too_late_tells_nothing_of_a_window() -> None:
-    series = {(SM, DEVICE): gauge([3.0], [0.5])}
-    timeline = rank(3, process(100), series=series, marked=False)
+    series = {(SM, DEVICE): make_gauge([3.0], [0.5])}
+    timeline = make_rank(3, make_process(100), series=series, marked=False)
     totals = sums(timeline, windows(*[0] * 10))  # four end more than 2.5 s before 3.0
     assert in_ms(totals, "no-reading", "work") == [400, 600]
 
@@ -199,9 +209,9 @@ def test_waits_for_the_device_are_no_launching() -> None:
     # of 1 s: 0.2 s asleep in a wait for data, 0.8 s on a CPU, of which 0.4 s in one span of
     # synchronisations that waited for 0.3 s in all; launching 0.5 of 0.5 s
     marks = {
-        layout.STEP: spans((0, 1, 0)),
-        layout.DATA_WAIT: spans((0, 0.2, 0, 201, 1)),
-        layout.SYNC: spans((0.6, 1.0, ns(0.3), 3)),
+        layout.STEP: make_spans((0, 1, 0)),
+        layout.DATA_WAIT: make_spans((0, 0.2, 0, 201, 1)),
+        layout.SYNC: make_spans((0.6, 1.0, ns(0.3), 3)),
     }
     item = device(10, marks, "I0.2 U0.8", sm=[0.3] * 10)
     totals = sums(item, windows(*[0] * 10))
@@ -217,8 +227,8 @@ def test_other_means_are_of_the_time_at_work(monkeypatch: pytest.MonkeyPatch) ->
     # 0.12 over windows of which 40 of 100 ms were idle is 0.2 at work; the third has no reading,
     # in the last it span too
     ends, values = [0.1, 0.2, 0.3, 0.4], [0.12, 0.12, float("nan"), 0.9]
-    series = {(name, DEVICE): gauge(ends, values) for name in MEAN_SIGNALS.values()}
-    timeline = rank(0.4, process(100), series=series, marked=False)
+    series = {(name, DEVICE): make_gauge(ends, values) for name in MEAN_SIGNALS.values()}
+    timeline = make_rank(0.4, make_process(100), series=series, marked=False)
     for name in MEAN_SIGNALS.values():
         monkeypatch.setitem(signals.BY_NAME, name, signals.GPU_SM_ACTIVE)
     totals = sums(timeline, windows(40, 40, 0, 0), lost_ms=[0, 0, 0, 10])
@@ -250,7 +260,7 @@ def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int)
     idle, lost, perhaps, values = (list(column) for column in zip(*rows))
     t_ns = (np.arange(len(rows)) + 1) * 100 * MS
     series = {(SM, DEVICE): Series(t_ns, np.array(values), False)}
-    timeline = rank(0.1 * len(rows), process(100), series=series, marked=False)
+    timeline = make_rank(0.1 * len(rows), make_process(100), series=series, marked=False)
     all_windows = windows(*[0] * len(rows))
     all_windows.idle_ns[:] = idle
     whole = sum_utilization(timeline, all_windows, all_windows, np.array(lost), np.array(perhaps))

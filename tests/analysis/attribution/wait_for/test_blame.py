@@ -13,10 +13,10 @@ from tests.support.synthetic.jobs import (
     WORK,
     Fault,
     World,
-    pairs_and_planes,
-    pass_on,
+    make_pipeline_groups,
+    send_to_stage,
 )
-from tests.support.synthetic.score import booked, rank_culprits
+from tests.support.synthetic.score import blame_job, rank_culprits
 
 STORAGE, PREPROCESS, GC = 0, 1, 2
 ALL = np.array([1])
@@ -44,7 +44,7 @@ def test_who_began_late_is_named_and_not_what_it_does_while_the_others_wait() ->
     world.strike(0, 100 * MS)
     world.spend(200 * MS)
     world.meet(np.array([[0, 1]]), ALL, 5 * MS)
-    books = booked(world.job())
+    books = blame_job(world.job())
     assert in_ms(books) == {(1, "storage-local"): 100, (NO_CULPRIT, "net-transfer"): 20}
     assert felt_ms(books, "storage-local") == [100, 0]
     assert int(books.recoverable_ns.sum()) == 100 * MS
@@ -62,7 +62,7 @@ def test_eight_ranks_wait_unequally_for_rank_7() -> None:
     world.spend(np.array([10, 20, 30, 40, 50, 60, 70, 40]) * MS)
     world.spend(60 * MS, PREPROCESS, np.array([7]))
     world.meet(everyone, ALL, 5 * MS)
-    books = booked(world.job())
+    books = blame_job(world.job())
     assert in_ms(books) == {
         (7, "cpu-preprocess"): 360,
         (7, "sync-slow-compute"): 60,
@@ -83,7 +83,7 @@ def test_several_late_ranks_the_last_gets_the_wait_and_what_it_alone_could_save(
     world.strike(0, 80 * MS)
     world.strike(1, 100 * MS)
     world.meet(everyone, ALL, 5 * MS)
-    books = booked(world.job())
+    books = blame_job(world.job())
     assert in_ms(books)[(3, "storage-local")] == 220
     assert (2, "storage-local") not in in_ms(books)
     assert int(books.recoverable_ns.sum()) == 3 * 20 * MS
@@ -99,7 +99,7 @@ def test_a_wandering_culprit_is_blamed_step_by_step() -> None:
         world.spend(50 * MS)
         world.strike(step, 40 * MS)
         world.meet(everyone, ALL, 5 * MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds == {
         **{(rank, "cpu-gc"): 120 for rank in range(4)},
         (NO_CULPRIT, "net-transfer"): 100,
@@ -117,7 +117,7 @@ def test_blame_goes_through_those_who_were_kept_waiting_themselves() -> None:
         world.strike(0, strike)
         for pair, team in zip(pairs, teams):
             world.meet(pair, team, 5 * MS)
-    books = booked(world.job())
+    books = blame_job(world.job())
     assert in_ms(books)[(0, "storage-local")] == 60 * 3
     assert felt_ms(books, "storage-local") == [0, 60, 60, 60]
     assert [rank for rank, _ in rank_culprits(books)] == [0]
@@ -135,7 +135,7 @@ def test_what_happened_before_a_later_operation_of_another_team_was_paid_there()
     world.meet(everyone, ALL, 5 * MS)
     world.strike(1, 50 * MS)
     world.meet(pairs, np.array([10, 11]), 5 * MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds[(0, "storage-local")] == 300
     assert milliseconds[(1, "cpu-gc")] == 50
 
@@ -152,7 +152,7 @@ def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
         if step == 11:
             world.spend(40 * MS, WORK, np.array([2]))
         world.meet(everyone, ALL, 5 * MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     # Step 0 has nothing before it, step 1 no habit: 30 each; nine steps of 30 are expected.
     assert milliseconds[(1, "unattributed")] == 30
     assert milliseconds[(1, "sync-slow-compute")] == 30
@@ -171,7 +171,7 @@ def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
         if step >= 12:
             world.spend(30 * MS, WORK, np.array([1]))
         world.meet(everyone, ALL, 5 * MS)
-    assert in_ms(booked(world.job())) == {
+    assert in_ms(blame_job(world.job())) == {
         (1, "sync-slow-compute"): 28 * 3 * 30,
         (NO_CULPRIT, "net-transfer"): 40 * 4 * 5,
     }
@@ -180,13 +180,13 @@ def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
 def test_who_sends_late_keeps_the_receiver_waiting() -> None:
     # Two stages, two replicas; replica 1's first stage (rank 2) loads 30 in the second step.
     world = World(4, (Fault(2, STORAGE),))
-    grid, planes, teams = pairs_and_planes(4, 2)
+    grid, planes, teams = make_pipeline_groups(4, 2)
     for step in range(2):
         world.strike(0, 30 * MS * step)
-        pass_on(world, grid, 0, 1, MS)
-        pass_on(world, grid, 1, 0, MS)
+        send_to_stage(world, grid, 0, 1, MS)
+        send_to_stage(world, grid, 1, 0, MS)
         world.meet(planes, teams, 5 * MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     # Rank 3 waits 30 for it; then ranks 0 and 1 wait 30 each in the two reductions.
     assert milliseconds == {
         (2, "storage-local"): 90,
@@ -198,11 +198,11 @@ def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() 
     # Rank 0 loads 30. Rank 1 waits 30 for it; rank 2 has left nothing together with rank 1 and
     # waits 31: 30 that rank 1 waited itself, so rank 0's, and 1 that the first message took.
     world = World(3, (Fault(0, STORAGE),))
-    grid, _, _ = pairs_and_planes(3, 3)
+    grid, _, _ = make_pipeline_groups(3, 3)
     world.strike(0, 30 * MS)
-    pass_on(world, grid, 0, 1, MS)
-    pass_on(world, grid, 1, 2, MS)
-    milliseconds = in_ms(booked(world.job()))
+    send_to_stage(world, grid, 0, 1, MS)
+    send_to_stage(world, grid, 1, 2, MS)
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds == {(0, "storage-local"): 60, (NO_CULPRIT, "net-transfer"): 2 * 2 + 1}
 
 
@@ -216,7 +216,7 @@ def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> N
     world.t[2] = world.t[1]
     world.strike(1, 30 * MS)
     world.meet(np.array([[1, 2]]), np.array([2]), MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds == {
         (1, "storage-local"): 90,
         (2, "unattributed"): 30,
@@ -226,14 +226,14 @@ def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> N
 
 def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -> None:
     world = World(2)
-    grid, _, _ = pairs_and_planes(2, 2)
+    grid, _, _ = make_pipeline_groups(2, 2)
     for step in range(10):
-        pass_on(world, grid, 0, 1, MS)
+        send_to_stage(world, grid, 0, 1, MS)
         world.spend((160 if step == 9 else 40) * MS, WORK, np.array([1]))
-        pass_on(world, grid, 1, 0, MS)
+        send_to_stage(world, grid, 1, 0, MS)
     # Rank 0 waits for all of it. Step 0 has no habit. From then on rank 1's is 40 and 0 by turns,
     # 20 on average: up to 60 are expected, so of the last 160 there are 100 slow.
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds == {
         (1, "sync-slow-compute"): 40 + 100,
         (1, "sync-imbalance"): 8 * 40 + 60,
@@ -244,7 +244,7 @@ def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -
 def test_one_that_is_seen_alone_waits_for_an_unknown_peer() -> None:
     world = World(1)
     world.meet(np.array([[0]]), ALL, 30 * MS)
-    assert in_ms(booked(world.job())) == {(NO_CULPRIT, "sync-unknown-peer"): 30}
+    assert in_ms(blame_job(world.job())) == {(NO_CULPRIT, "sync-unknown-peer"): 30}
 
 
 def test_the_sums_by_cause_agree_too() -> None:
@@ -254,7 +254,7 @@ def test_the_sums_by_cause_agree_too() -> None:
         world.spend(np.array([7, 11, 13]) * 1_000_001)
         world.strike(step % 2, 3_333_333)
         world.meet(everyone, ALL, 1)
-    books = booked(world.job())
+    books = blame_job(world.job())
     np.testing.assert_array_equal(books.victim_ns.sum(axis=0), books.culprit_ns.sum(axis=0))
     assert len(books.causes) == len(CATEGORIES) + 4
 
@@ -269,7 +269,7 @@ def test_more_work_behind_the_last_message_is_judged_by_the_whole_of_it() -> Non
         world.meet(np.array([[0, 1]]), np.array([9]), 5 * MS, kind=SEND)
         world.spend(60 * MS, who=[1])
         world.meet(np.array([[0, 1]]), ALL, 5 * MS)
-    milliseconds = in_ms(booked(world.job()))
+    milliseconds = in_ms(blame_job(world.job()))
     assert milliseconds[(1, "sync-imbalance")] == 10 * 60
     assert milliseconds[(1, "sync-slow-compute")] == 2 * 60
 
@@ -280,12 +280,12 @@ def test_waits_for_the_work_of_a_stage_are_counted_as_waits_in_messages() -> Non
     for _ in range(10):
         world.spend(np.array([60, 10]) * MS)
         world.meet(np.array([[0, 1]]), ALL, 5 * MS, kind=SEND)
-    books = booked(world.job())
+    books = blame_job(world.job())
     in_messages, in_all = books.work_wait_ns
     assert in_messages.tolist() == in_all.tolist() and in_all[0] > 0 and in_all[1] == 0
     world = World(2)
     for _ in range(10):
         world.spend(np.array([60, 10]) * MS)
         world.meet(np.array([[0, 1]]), ALL, 5 * MS)
-    in_messages, in_all = booked(world.job()).work_wait_ns
+    in_messages, in_all = blame_job(world.job()).work_wait_ns
     assert not in_messages.any() and in_all[0] == 9 * 50 * MS

@@ -8,12 +8,12 @@ import numpy as np
 
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.timeline.clock_sync import align_clocks
-from tests.support.synthetic.clocks import watches
+from tests.support.synthetic.clocks import draw_clocks
 from tests.support.synthetic.jobs import MS, Fault, Job
 from tests.support.synthetic.matching import CollectiveSpans, match_spans
-from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from tests.support.synthetic.score import booked, rank_culprits
-from tests.support.synthetic.spans import arrivals
+from tests.support.synthetic.scenarios import LAYOUTS, make_data_parallel_job, make_hierarchical_job
+from tests.support.synthetic.score import blame_job, rank_culprits
+from tests.support.synthetic.spans import make_spans
 
 RANKS, NODE = 16, 8
 
@@ -22,15 +22,15 @@ def on_their_clocks(job: Job) -> tuple[Job, CollectiveSpans]:
     """Read every time off the clock of its node; order by the clocks as they can be aligned."""
     ops = job.ops
     node = ops.rank // NODE
-    clocks = watches(RANKS // NODE, np.random.default_rng(3))
-    arrive, leave = clocks.shown(node, ops.arrive_ns), clocks.shown(node, ops.leave_ns)
+    clocks = draw_clocks(RANKS // NODE, np.random.default_rng(3))
+    arrive, leave = clocks.read_clock(node, ops.arrive_ns), clocks.read_clock(node, ops.leave_ns)
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     aligned = align_clocks(op, node, leave, RANKS // NODE)
     when = np.empty_like(leave)
     for number in range(RANKS // NODE):
         when[node == number] = aligned.to_common_ns(number, leave[node == number])
     shown = replace(ops, arrive_ns=arrive, leave_ns=leave, blocked_ns=leave - arrive)
-    return replace(job, ops=shown), arrivals(job, arrive, leave, when)
+    return replace(job, ops=shown), make_spans(job, arrive, leave, when)
 
 
 def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> None:
@@ -40,11 +40,11 @@ def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> Non
         matching = match_spans(spans)
         assert matching.unmatched == {}
         assert matching.operations.complete.all()
-        again = booked(
+        again = blame_job(
             replace(job, ops=matching.operations, spent=job.spent[matching.operations.source])
         )
-        np.testing.assert_array_equal(again.victim_ns, booked(job).victim_ns)
-        np.testing.assert_array_equal(again.culprit_ns, booked(job).culprit_ns)
+        np.testing.assert_array_equal(again.victim_ns, blame_job(job).victim_ns)
+        np.testing.assert_array_equal(again.culprit_ns, blame_job(job).culprit_ns)
         assert (
             rank_culprits(again, None if layout != "pipeline" else np.arange(RANKS) % 4)[0][0] == 5
         )
@@ -56,7 +56,7 @@ def found_in(books: WaitTotals) -> set[tuple[int, str]]:
 
 def without(job: Job, rank: int) -> WaitTotals:
     """Blame a job of which one rank was not recorded, though its group was announced."""
-    spans = arrivals(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns)
+    spans = make_spans(job, job.ops.arrive_ns, job.ops.leave_ns, job.ops.leave_ns)
     spans = spans.take(spans.rank != rank)
     groups = {
         (0, int(team) + 1): np.unique(
@@ -65,13 +65,13 @@ def without(job: Job, rank: int) -> WaitTotals:
         for team in np.unique(job.ops.process_group)
     }
     matching = match_spans(spans, groups)
-    return booked(
+    return blame_job(
         replace(job, ops=matching.operations, spent=job.spent[matching.operations.source])
     )
 
 
 def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> None:
-    for make in (data_parallel, nodes_and_world):
+    for make in (make_data_parallel_job, make_hierarchical_job):
         job = make(RANKS, (Fault(5, 1),), (30 * MS,), seed=2)
         books = without(job, 5)
         unknown = int(books.victim_ns[:, books.causes.index("sync-unknown-peer")].sum())
@@ -88,5 +88,5 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
 
 
 def test_when_a_victim_was_not_recorded_the_rank_at_fault_is_still_named() -> None:
-    job = data_parallel(RANKS, (Fault(5, 1),), (30 * MS,), jitter_ns=MS, seed=2)
+    job = make_data_parallel_job(RANKS, (Fault(5, 1),), (30 * MS,), jitter_ns=MS, seed=2)
     assert rank_culprits(without(job, 9))[0][0] == 5

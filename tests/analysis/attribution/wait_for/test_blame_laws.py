@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from clusterprof.analysis.attribution.wait_for import arrivals
 from clusterprof.analysis.attribution.wait_for.blame import blame_waits
 from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job, World
-from tests.support.synthetic.scenarios import LAYOUTS, data_parallel, nodes_and_world
-from tests.support.synthetic.score import booked, judged, rank_culprits
+from tests.support.synthetic.scenarios import LAYOUTS, make_data_parallel_job, make_hierarchical_job
+from tests.support.synthetic.score import blame_job, judge_job, rank_culprits
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -
     assert (blamed.ns > 0).all()
     charged = np.bincount(blamed.row, weights=blamed.ns, minlength=job.ops.rank.size)
     np.testing.assert_array_equal(charged + blamed.transfer_ns, job.ops.blocked_ns)
-    books = booked(job)
+    books = blame_job(job)
     assert int(books.victim_ns.sum()) == int(job.ops.blocked_ns.sum())
     np.testing.assert_array_equal(books.victim_ns.sum(axis=0), books.culprit_ns.sum(axis=0))
     assert (books.recoverable_ns <= books.culprit_ns).all()
@@ -61,8 +61,8 @@ def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -
 
 @given(jobs(), st.lists(st.integers(0, 30), max_size=6))
 def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
-    whole = booked(job)
-    cut = booked(job, tuple(min(at, job.ops.process_group.size) for at in cuts))
+    whole = blame_job(job)
+    cut = blame_job(job, tuple(min(at, job.ops.process_group.size) for at in cuts))
     np.testing.assert_array_equal(cut.victim_ns, whole.victim_ns)
     np.testing.assert_array_equal(cut.culprit_ns, whole.culprit_ns)
     np.testing.assert_array_equal(cut.recoverable_ns, whole.recoverable_ns)
@@ -75,7 +75,7 @@ def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.Mon
         "clusterprof.analysis.attribution.wait_for.late_rank_excess.MAX_LOOK_BACK_OPERATIONS", 9
     )
     job = LAYOUTS[layout](8, (Fault(3, 0),), (4 * MS,), jitter_ns=MS // 2)
-    whole, cut = booked(job), booked(job, tuple(range(1, job.ops.process_group.size, 3)))
+    whole, cut = blame_job(job), blame_job(job, tuple(range(1, job.ops.process_group.size, 3)))
     np.testing.assert_array_equal(cut.culprit_ns, whole.culprit_ns)
     np.testing.assert_array_equal(cut.victim_ns, whole.victim_ns)
 
@@ -88,7 +88,7 @@ def test_clocks_that_begin_elsewhere_change_nothing(job: Job, random: object) ->
         ops, arrive_ns=ops.arrive_ns + shift[ops.rank], leave_ns=ops.leave_ns + shift[ops.rank]
     )
     np.testing.assert_array_equal(
-        booked(replace(job, ops=moved)).culprit_ns, booked(job).culprit_ns
+        blame_job(replace(job, ops=moved)).culprit_ns, blame_job(job).culprit_ns
     )
 
 
@@ -98,14 +98,14 @@ def test_the_numbers_of_ranks_do_not_matter(layout: str, seed: int) -> None:
     # With jitter no two ranks arrive in the same nanosecond; then nothing depends on numbers.
     job = LAYOUTS[layout](8, (Fault(5, 1),), (7 * MS,), jitter_ns=3 * MS, seed=seed)
     new = np.random.default_rng(seed).permutation(8)
-    before, after = booked(job), booked(renumbered(job, new))
+    before, after = blame_job(job), blame_job(renumbered(job, new))
     np.testing.assert_array_equal(after.victim_ns[new], before.victim_ns)
     np.testing.assert_array_equal(after.culprit_ns[:-1][new], before.culprit_ns[:-1])
     np.testing.assert_array_equal(after.culprit_ns[-1], before.culprit_ns[-1])
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("make", [data_parallel, nodes_and_world])
+@pytest.mark.parametrize("make", [make_data_parallel_job, make_hierarchical_job])
 @pytest.mark.parametrize("seed", range(8))
 def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
     make: Callable[..., Job], several: bool, seed: int
@@ -118,7 +118,7 @@ def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
     )
     sizes = tuple(int(size) for size in random.integers(MS, 40 * MS, len(faults)))
     job = make(ranks, faults, sizes, seed=seed, odds=0.5)
-    books = booked(job)
+    books = blame_job(job)
     assert {rank for rank, _ in rank_culprits(books)} <= {fault.rank for fault in faults}
     transfer = int(books.victim_ns[:, books.causes.index("net-transfer")].sum())
     assert transfer == job.truth.transferred_ns
@@ -140,5 +140,5 @@ def _first_steps(job: Job) -> int:
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_the_rank_at_fault_is_named(layout: str, ranks: int) -> None:
     seeds = range(4 if layout == "pipeline" else 16)
-    wrong = [seed for seed in seeds if not judged(layout, ranks, seed, steps=8).right]
+    wrong = [seed for seed in seeds if not judge_job(layout, ranks, seed, steps=8).right]
     assert wrong == []

@@ -18,9 +18,9 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.recordings import SECOND, Script, write
-from tests.support.report_checks import check_books
-from tests.support.waiting_jobs import STEPS, job
+from tests.support.recordings import SECOND, Script, write_recording
+from tests.support.report_laws import check_conservation
+from tests.support.waiting_jobs import STEPS, make_scripts
 
 FIRST_ARRIVAL_S, STEP_S = (1.3, 1.5), 0.6
 
@@ -65,12 +65,12 @@ def record_with_dumps(
     ranks: Sequence[int] = (0, 1),
     **options: str,
 ) -> Report:
-    for rank, script in enumerate(scripts or job((0.0, 0.3), (0.2, 0.3))):
-        write(script, tmp_path / f"node-{rank}")
+    for rank, script in enumerate(scripts or make_scripts((0.0, 0.3), (0.2, 0.3))):
+        write_recording(script, tmp_path / f"node-{rank}")
         if rank in ranks:
             write_dump(tmp_path / f"node-{rank}", rank, created_s, **options)
     report = analyze(tmp_path)
-    check_books(report)
+    check_conservation(report)
     return report
 
 
@@ -87,9 +87,9 @@ def test_both_split_the_operations_alike(tmp_path: Path) -> None:
     # dump and transfers here. 6 ms of 35.7 s are 0.0 points.
     [note] = compare(tmp_path)
     assert note == (
-        "PyTorch's flight recorder: 60 operations of 2 ranks compared (100 % of the time in"
-        " operations): waited for a rank 12.01 s (12.00 s here), transferred 11.99 s (12.00 s"
-        " here): at most 0.0 points of a rank's time apart; the same last rank in 100 % of the wait"
+        "PyTorch's flight recorder agrees: waited for a rank 12.01 s (12.00 s here), transferred"
+        " 11.99 s (12.00 s here), in 60 operations of 2 ranks (100 % of the time in operations);"
+        " largest difference 0.0 % of a rank's time; the same last rank in 100 % of the wait"
         " (rank 0 waited 12.01 s (12.00 s here); rank 1 waited 6.0 ms (0 ns here))"
     )
 
@@ -102,8 +102,8 @@ def test_a_disagreement_is_named(tmp_path: Path) -> None:
 
     [note] = compare(tmp_path, later)
     assert "waited for a rank 18.00 s (12.00 s here), transferred 6.00 s (12.00 s here)" in note
-    assert "at most 8.5 points of a rank's time apart" in note
-    assert "; they do not agree (" in note
+    assert "largest difference 8.5 % of a rank's time" in note
+    assert "does not agree:" in note
 
 
 def test_another_last_rank_is_named_even_if_the_sums_agree(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_another_last_rank_is_named_even_if_the_sums_agree(tmp_path: Path) -> No
         return [(1.5001, 1.5)[rank] + STEP_S * step]
 
     [note] = compare(tmp_path, swapped)
-    assert "the same last rank in 0 % of the wait; they do not agree" in note
+    assert "does not agree:" in note and "the same last rank in 0 % of the wait (" in note
 
 
 def test_gradients_end_with_their_last_bucket(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_gradients_end_with_their_last_bucket(tmp_path: Path) -> None:
         arrival_s = FIRST_ARRIVAL_S[rank] + STEP_S * step
         return [arrival_s - 0.2, arrival_s - 0.15, arrival_s - 0.1]
 
-    scripts = job((0.0, 0.3), (0.2, 0.3))
+    scripts = make_scripts((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.main_spans = [
             (*span[:6], layout.GRADIENTS) if span[0] == layout.COLLECTIVE else span
@@ -158,7 +158,7 @@ def test_a_buffer_that_reaches_back_to_the_middle_covers_the_rest(tmp_path: Path
 
     # 30 * 0.1 ms more by the dumps, on each rank.
     [note] = compare(tmp_path, second_half)
-    assert "30 operations of 2 ranks compared (100 %" in note
+    assert "in 30 operations of 2 ranks (100 %" in note
     assert "waited for a rank 6.01 s (6.00 s here)" in note
 
 
@@ -169,4 +169,4 @@ def test_dumps_of_an_end_say_nothing_of_a_standstill(tmp_path: Path) -> None:
 
 def test_dumps_of_a_standstill_are_compared_too(tmp_path: Path) -> None:
     notes = compare(tmp_path, name="flight_rank_{}.json")
-    assert "60 operations of 2 ranks compared (100 %" in notes[0]
+    assert "in 60 operations of 2 ranks (100 %" in notes[0]

@@ -10,7 +10,7 @@ from clusterprof.analysis.attribution.wait_for.blame import blame_waits, list_ca
 from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.attribution.wait_for.waits_without_culprit import BUBBLE, PipelineBubbles
 from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, Job
-from tests.support.synthetic.scenarios import data_parallel, pipeline
+from tests.support.synthetic.scenarios import make_data_parallel_job, make_pipeline_job
 
 STEPS, STAGES = 40, 4
 
@@ -43,7 +43,7 @@ def work_ms(books: WaitTotals, bubbles: PipelineBubbles) -> tuple[float, float]:
 
 
 def test_a_pipeline_of_equal_stages_waits_for_its_order_alone() -> None:
-    job = pipeline(STAGES, steps=STEPS)
+    job = make_pipeline_job(STAGES, steps=STEPS)
     books, bubbles = blame_in_blocks(job)
     work, bubble = work_ms(books, bubbles)
     # Filling and draining: every stage waits in every step, and blame names the work of others.
@@ -62,7 +62,7 @@ def test_a_pipeline_of_equal_stages_waits_for_its_order_alone() -> None:
 def test_a_stage_with_more_work_keeps_what_it_causes() -> None:
     # 5 ms more in each of the 8 batches (forward and back) of stage 2: 40 ms a step.
     fault = Fault(2, WORK)
-    books, bubbles = blame_in_blocks(pipeline(STAGES, (fault,), (5 * MS,), steps=STEPS))
+    books, bubbles = blame_in_blocks(make_pipeline_job(STAGES, (fault,), (5 * MS,), steps=STEPS))
     work, bubble = work_ms(books, bubbles)
     kept = books.culprit_ns[:-1] - bubbles.culprit_ns
     columns = [books.causes.index(name) for name in ("sync-imbalance", "sync-slow-compute")]
@@ -79,8 +79,8 @@ def test_two_stages_that_are_slow_in_turn_do_not_cancel_out(
 ) -> None:
     monkeypatch.setattr(waits_without_culprit, "SEGMENT_OPERATIONS", 16)
     early, late = Fault(1, WORK), Fault(3, WORK)
-    quiet = work_ms(*blame_in_blocks(pipeline(STAGES, steps=STEPS)))
-    job = pipeline(STAGES, (early, late), (5 * MS, 5 * MS), steps=STEPS, odds=0.1, seed=3)
+    quiet = work_ms(*blame_in_blocks(make_pipeline_job(STAGES, steps=STEPS)))
+    job = make_pipeline_job(STAGES, (early, late), (5 * MS, 5 * MS), steps=STEPS, odds=0.1, seed=3)
     work, bubble = work_ms(*blame_in_blocks(job))
     assert work - bubble > quiet[0] - quiet[1]
 
@@ -88,7 +88,7 @@ def test_two_stages_that_are_slow_in_turn_do_not_cancel_out(
 def test_another_cause_of_the_late_rank_does_not_excuse_its_work() -> None:
     # Stage 1 reads for 5 ms before each batch: its own cause, and the rest is a bubble as before.
     fault = Fault(1, CATEGORIES.index("storage-local"))
-    books, bubbles = blame_in_blocks(pipeline(STAGES, (fault,), (5 * MS,), steps=STEPS))
+    books, bubbles = blame_in_blocks(make_pipeline_job(STAGES, (fault,), (5 * MS,), steps=STEPS))
     work, bubble = work_ms(books, bubbles)
     assert bubble > 0.8 * work
     storage = books.culprit_ns[1, books.causes.index("storage-local")]
@@ -96,13 +96,13 @@ def test_another_cause_of_the_late_rank_does_not_excuse_its_work() -> None:
 
 
 def test_operations_of_all_ranks_have_no_bubbles() -> None:
-    job = data_parallel(4, (Fault(1, WORK),), (9 * MS,), steps=STEPS)
+    job = make_data_parallel_job(4, (Fault(1, WORK),), (9 * MS,), steps=STEPS)
     assert work_ms(*blame_in_blocks(job))[1] == 0
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100])
 def test_the_cut_into_blocks_changes_no_nanosecond(cut: int) -> None:
-    job = pipeline(8, (Fault(2, WORK),), (5 * MS,), steps=20, jitter_ns=MS, odds=0.5)
+    job = make_pipeline_job(8, (Fault(2, WORK),), (5 * MS,), steps=20, jitter_ns=MS, odds=0.5)
     whole, parts = blame_in_blocks(job)[1], blame_in_blocks(job, cut)[1]
     assert np.array_equal(whole.victim_ns, parts.victim_ns)
     assert np.array_equal(whole.culprit_ns, parts.culprit_ns)

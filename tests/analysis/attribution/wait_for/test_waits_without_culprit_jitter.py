@@ -13,7 +13,7 @@ from clusterprof.analysis.attribution.wait_for.totals import WaitTotals
 from clusterprof.analysis.attribution.wait_for.waits_without_culprit import Jitter
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from tests.support.synthetic.jobs import CATEGORIES, Job
-from tests.support.synthetic.scenarios import data_parallel
+from tests.support.synthetic.scenarios import make_data_parallel_job
 
 MS = 1_000_000
 RANKS, STEPS = 8, 60
@@ -146,7 +146,7 @@ def test_batches_of_two_ranks_are_an_imbalance_though_they_work_on_while_they_re
 @pytest.mark.parametrize("cut", [1, 7, 64, 100])
 def test_the_cut_into_blocks_changes_nothing(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits_without_culprit, "_MIN_ROWS_TO_SETTLE", 50)
-    job: Job = data_parallel(RANKS, steps=150, jitter_ns=3 * MS)
+    job: Job = make_data_parallel_job(RANKS, steps=150, jitter_ns=3 * MS)
     whole = blame_in_blocks(job.ops, job.spent, job.ranks)[1]
     parts = blame_in_blocks(job.ops, job.spent, job.ranks, cut)[1]
     assert whole.victim_ns.any()

@@ -19,10 +19,19 @@ from clusterprof.analysis.timeline.load.processes import ProcessBuffer
 from clusterprof.analysis.timeline.model import PHASE_DATA_WAIT, Placement, Process, Rank
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
 from clusterprof.trace.schema import Rows
-from tests.support.builders import activity, chunk, header, lost, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_chunk,
+    make_header,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
-NODE = header(
+NODE = make_header(
     cpus={
         "count": 8,
         "online": "0-7",
@@ -42,20 +51,20 @@ def placed(item: Process, *cpus: int) -> Process:
 def job(*cpus: int, workers: int = 4) -> Rank:
     """Workers that each run for one second of four and wait three for a CPU, and a main thread
     that computes for half a second."""
-    main = placed(process(100, thread=thread(activity("U0.5 I3.5"), 4)), *cpus)
+    main = placed(make_process(100, thread=make_thread(parse_activity("U0.5 I3.5"), 4)), *cpus)
     loaders = [
         placed(
-            process(
+            make_process(
                 200 + number,
                 100,
-                {WORKER_START: spans((0, 1)), FETCH: spans((0, 4))},
-                thread(activity("U1 R3"), 4),
+                {WORKER_START: make_spans((0, 1)), FETCH: make_spans((0, 4))},
+                make_thread(parse_activity("U1 R3"), 4),
             ),
             *cpus,
         )
         for number in range(workers)
     ]
-    return rank(4, main, loaders, node=NODE)
+    return make_rank(4, main, loaders, node=NODE)
 
 
 def test_what_was_needed_is_what_ran_and_what_waited() -> None:
@@ -83,7 +92,7 @@ def test_nobody_is_bound_who_may_run_anywhere_or_needs_no_more() -> None:
 def test_workers_are_bound_though_the_main_process_is_not() -> None:
     scripts = job(3)
     free = replace(scripts, main=placed(scripts.main, *range(8)))
-    whole = chunk(4, [free.main, *free.workers], node=NODE)
+    whole = make_chunk(4, [free.main, *free.workers], node=NODE)
     crowd = find_tightest_cpu_set(replace(free, chunk=whole), 0, 4 * S)
     assert crowd is not None and crowd.is_limiting
     assert (crowd.allowed, crowd.needed, crowd.workers) == ({3}, 4.0, 4)  # without the main one
@@ -96,7 +105,7 @@ def test_of_several_sets_the_tightest_is_reported() -> None:
         placed(worker, cpu) for worker, cpu in zip(scripts.workers, (0, 1, 2, 2), strict=True)
     ]
     main = placed(scripts.main, 0, 1, 2)
-    whole = chunk(4, [main, *spread], node=NODE)
+    whole = make_chunk(4, [main, *spread], node=NODE)
     crowd = find_tightest_cpu_set(
         replace(scripts, main=main, workers=tuple(spread), chunk=whole), 0, 4 * S
     )
@@ -111,27 +120,27 @@ def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
 def test_who_was_not_looked_at_is_unknown() -> None:
     scripts = job(3)
     unseen = [replace(worker, placement=None) for worker in scripts.workers[1:]]
-    whole = chunk(4, [scripts.main, scripts.workers[0], *unseen], node=NODE)
+    whole = make_chunk(4, [scripts.main, scripts.workers[0], *unseen], node=NODE)
     crowd = find_tightest_cpu_set(
         replace(scripts, workers=(scripts.workers[0], *unseen), chunk=whole), 0, 4 * S
     )
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5) / 4)
-    nobody = rank(4, replace(scripts.main, placement=None), unseen, node=NODE)
+    nobody = make_rank(4, replace(scripts.main, placement=None), unseen, node=NODE)
     assert find_tightest_cpu_set(nobody, 0, 4 * S) is None
     assert (
-        find_tightest_cpu_set(rank(4, scripts.main, scripts.workers), 0, 4 * S) is None
+        find_tightest_cpu_set(make_rank(4, scripts.main, scripts.workers), 0, 4 * S) is None
     )  # a header without CPUs
 
 
 def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() -> None:
     scripts = job(3, workers=1)
-    busy = thread(activity("U4"), 4)
+    busy = make_thread(parse_activity("U4"), 4)
     beside = [
-        placed(process(7, thread=busy), 3),
-        placed(process(8, thread=busy), 2),
-        placed(process(9, thread=busy), 2, 3),
+        placed(make_process(7, thread=busy), 3),
+        placed(make_process(8, thread=busy), 2),
+        placed(make_process(9, thread=busy), 2, 3),
     ]
-    whole = chunk(4, [scripts.main, *scripts.workers, *beside], node=NODE)
+    whole = make_chunk(4, [scripts.main, *scripts.workers, *beside], node=NODE)
     crowd = find_tightest_cpu_set(replace(scripts, chunk=whole), 0, 4 * S)
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5 + 4) / 4)
 
@@ -139,19 +148,22 @@ def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() 
 def test_times_that_the_kernel_does_not_keep_are_unknown() -> None:
     scripts = job(3, workers=0)
     main = placed(
-        process(100, thread=thread(activity("U1"), 4, denied=("on_cpu_ns", "run_delay_ns"))), 3
+        make_process(
+            100, thread=make_thread(parse_activity("U1"), 4, denied=("on_cpu_ns", "run_delay_ns"))
+        ),
+        3,
     )
-    crowd = find_tightest_cpu_set(rank(4, main, node=NODE), 0, 4 * S)
+    crowd = find_tightest_cpu_set(make_rank(4, main, node=NODE), 0, 4 * S)
     assert crowd is not None and np.isnan(crowd.needed) and not crowd.is_limiting
     assert scripts.workers == ()
 
 
 def test_contention_is_called_affinity_where_it_is() -> None:
-    pieces = lost((0, 2, 2.0, PHASE_DATA_WAIT), (2, 4, 2.0, PHASE_DATA_WAIT), step=3)
+    pieces = make_lost_segments((0, 2, 2.0, PHASE_DATA_WAIT), (2, 4, 2.0, PHASE_DATA_WAIT), step=3)
 
     def claimed(*cpus: int):
         limits = CpuContention.Limits()
-        return CpuContention().claim(job(*cpus), pieces, feeding(RUNNABLE, RUNNABLE), limits)
+        return CpuContention().claim(job(*cpus), pieces, make_breakdown(RUNNABLE, RUNNABLE), limits)
 
     bound, free = claimed(3), claimed(*range(8))
     assert bound.resource == "affinity: 4 workers on 1 of 8 CPUs"
@@ -167,11 +179,11 @@ def test_contention_is_called_affinity_where_it_is() -> None:
 
 
 def test_workers_that_compute_get_advice_on_their_cpus() -> None:
-    pieces = lost((0, 4, 4.0, PHASE_DATA_WAIT), step=3)
+    pieces = make_lost_segments((0, 4, 4.0, PHASE_DATA_WAIT), step=3)
 
     def evidence_for(*cpus: int) -> list[tuple[str, float, str]]:
         claims = CpuPreprocess().claim(
-            job(*cpus), pieces, feeding({"user_cpu": 0.9}), CpuPreprocess.Limits()
+            job(*cpus), pieces, make_breakdown({"user_cpu": 0.9}), CpuPreprocess.Limits()
         )
         assert claims is not None
         return [
@@ -186,14 +198,14 @@ def test_workers_that_compute_get_advice_on_their_cpus() -> None:
 
 @pytest.mark.parametrize("cpus", [2, None, {"online": "what"}, {"online": 3}, {}])
 def test_headers_without_cpus_or_with_garbage_say_nothing(cpus: object) -> None:
-    assert parse_cpu_topology(header(cpus=cpus)) == CpuTopology(frozenset(), (), ())
+    assert parse_cpu_topology(make_header(cpus=cpus)) == CpuTopology(frozenset(), (), ())
 
 
 def test_who_loads_and_does_not_train() -> None:
-    fetch, wait = {FETCH: spans((0, 1))}, {DATA_WAIT: spans((0, 1))}
-    assert is_loader_process(process(1, spans=fetch))
-    assert not is_loader_process(process(1, spans={**fetch, **wait}))  # without workers
-    assert not is_loader_process(process(1))
+    fetch, wait = {FETCH: make_spans((0, 1))}, {DATA_WAIT: make_spans((0, 1))}
+    assert is_loader_process(make_process(1, spans=fetch))
+    assert not is_loader_process(make_process(1, spans={**fetch, **wait}))  # without workers
+    assert not is_loader_process(make_process(1))
 
 
 def rows(t_ns: int, *of: tuple[int, int, int, int], cpus: tuple[str, ...]) -> Rows:

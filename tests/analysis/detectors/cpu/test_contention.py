@@ -7,17 +7,25 @@ import numpy as np
 from clusterprof.analysis.detectors.cpu.contention import CpuContention
 from clusterprof.analysis.detectors.cpu.throttled import CpuThrottled
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, PHASE_DATA_WAIT
-from tests.support.builders import SECOND, activity, counter, lost, process, rank, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    SECOND,
+    make_counter,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
-PIECES = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_DATA_WAIT), step=3)
+PIECES = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_DATA_WAIT), step=3)
 ROWS = ({"runnable": 0.5}, {"runnable": 0.5})
 
 
 def shares(series: dict) -> tuple[np.ndarray, np.ndarray]:
-    timeline = rank(3, process(100), series=series)
+    timeline = make_rank(3, make_process(100), series=series)
     values = [
-        d.claim(timeline, PIECES, feeding(*ROWS), d.Limits())
+        d.claim(timeline, PIECES, make_breakdown(*ROWS), d.Limits())
         for d in (CpuThrottled(), CpuContention())
     ]
     assert all(claims is not None for claims in values)
@@ -32,7 +40,7 @@ def test_without_a_quota_all_of_it_is_contention() -> None:
 
 def test_the_quota_takes_what_it_explains_and_no_more_than_the_delay() -> None:
     # throttled 0.2 s in the first piece, 3 s (summed over CPUs) in the second
-    series = {("cgroup.throttled_ns_total", ""): counter([0, 1, 2], [0, 0.2e9, 3.2e9])}
+    series = {("cgroup.throttled_ns_total", ""): make_counter([0, 1, 2], [0, 0.2e9, 3.2e9])}
     throttled, contention = shares(series)
     np.testing.assert_allclose(throttled, [0.2, 0.5])
     np.testing.assert_allclose(contention, [0.3, 0.0])
@@ -40,12 +48,14 @@ def test_the_quota_takes_what_it_explains_and_no_more_than_the_delay() -> None:
 
 def test_inside_a_step_the_main_threads_own_delay_counts() -> None:
     # main thread: 0.4 s runnable without a CPU, then 0.6 s computing
-    main = process(100, thread=thread(activity("R0.4 U0.6"), 2))
-    pieces = lost((0, 1, 1.0, PHASE_COMPUTE), (1, 2, 1.0, PHASE_CHECKPOINT), step=3)
-    series = {("pressure.cpu_some_ns_total", ""): counter([0, 1, 2], [0, 0.3 * SECOND, SECOND])}
-    timeline = rank(2, main, series=series)
+    main = make_process(100, thread=make_thread(parse_activity("R0.4 U0.6"), 2))
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_COMPUTE), (1, 2, 1.0, PHASE_CHECKPOINT), step=3)
+    series = {
+        ("pressure.cpu_some_ns_total", ""): make_counter([0, 1, 2], [0, 0.3 * SECOND, SECOND])
+    }
+    timeline = make_rank(2, main, series=series)
     got = CpuContention().claim(
-        timeline, pieces, feeding({}, {"runnable": 1.0}), CpuContention.Limits()
+        timeline, pieces, make_breakdown({}, {"runnable": 1.0}), CpuContention.Limits()
     )
     assert got is not None
     np.testing.assert_allclose(got.share, [0.4, 0.0])

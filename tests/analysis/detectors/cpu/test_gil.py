@@ -12,23 +12,32 @@ from clusterprof.analysis.detectors.cpu.gil import CpuGil
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT, Process
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 PIECES = ((0, 1, 0.5, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE), (2, 3, 1.0, PHASE_DATA_WAIT))
 
 
 def training(main: str, **others: str) -> Process:
     """A process whose main thread and other threads, by name, did this for 3 s."""
-    tables = {100: thread(activity(main), 3)}
+    tables = {100: make_thread(parse_activity(main), 3)}
     for tid, (name, doing) in enumerate(others.items(), 101):
-        tables[tid] = replace(thread(activity(doing), 3), name=name)
-    return replace(process(100), threads=tables)
+        tables[tid] = replace(make_thread(parse_activity(doing), 3), name=name)
+    return replace(make_process(100), threads=tables)
 
 
 def claim(main: Process) -> Claims | None:
-    fed = feeding(*({} for _ in PIECES))
-    return CpuGil().claim(rank(3, main), lost(*PIECES, step=3), fed, CpuGil.Limits())
+    fed = make_breakdown(*({} for _ in PIECES))
+    return CpuGil().claim(
+        make_rank(3, main), make_lost_segments(*PIECES, step=3), fed, CpuGil.Limits()
+    )
 
 
 def test_time_on_a_lock_while_another_thread_computes() -> None:
@@ -62,7 +71,7 @@ def test_a_lock_on_which_it_sleeps_anyway_is_not_the_interpreter() -> None:
     np.testing.assert_array_equal(got.share, [0.0, 0.0, 0.0])
     # the main thread waits for the device there, and says so
     marked = training("L3", python="U1 S2")
-    marked = replace(marked, spans={layout.SYNC: spans((0, 2, layout.WHOLE_NS, 9))})
+    marked = replace(marked, spans={layout.SYNC: make_spans((0, 2, layout.WHOLE_NS, 9))})
     np.testing.assert_array_equal(claim(marked).share, [0.0, 0.0, 0.0])
 
 
@@ -91,7 +100,7 @@ def test_without_names_of_threads_nothing_can_be_reported() -> None:
 
 
 def keeping(*waits: tuple[float, float, int]) -> dict:
-    return {layout.INTERPRETER_WAIT: spans(*waits)}
+    return {layout.INTERPRETER_WAIT: make_spans(*waits)}
 
 
 def test_time_on_a_lock_while_c_code_keeps_the_interpreter() -> None:

@@ -8,8 +8,14 @@ import pytest
 from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.device.h2d_copy_bound import H2dCopyBound
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Series
-from tests.support.builders import activity, lost, process, rank, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 PCIE = "gpu.pcie_receive_bytes_per_second"
 SECOND = 1_000_000_000
@@ -17,16 +23,16 @@ SECOND = 1_000_000_000
 
 def claim(doing: str, rates: list[float]) -> Claims:
     """doing: of the main thread. rates: of the bus in each second. The device idles for 0.5 s."""
-    rows = activity(doing)
+    rows = parse_activity(doing)
     end = len(rates)
-    main = process(100, thread=thread(rows, end))
+    main = make_process(100, thread=make_thread(rows, end))
     t_ns = np.arange(end + 1) * SECOND
     series = {(PCIE, "emulated-0"): Series(t_ns, np.array([*rates, 0.0]), False)}
-    timeline = rank(end, main, series=series)
+    timeline = make_rank(end, main, series=series)
     pieces = [(i, i + 1, 0.5, PHASE_COMPUTE) for i in range(end)]
-    fed = feeding(*({} for _ in pieces))
+    fed = make_breakdown(*({} for _ in pieces))
     got = H2dCopyBound().claim(
-        timeline, lost(*pieces, source=2, step=3), fed, H2dCopyBound.Limits()
+        timeline, make_lost_segments(*pieces, source=2, step=3), fed, H2dCopyBound.Limits()
     )
     assert got is not None
     return got

@@ -9,19 +9,27 @@ from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.device.h2d_sync import H2dSync
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, ns, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 WHOLE = layout.WHOLE_NS
 LIMITS = H2dSync.Limits()
 
 
 def claim(pieces, marks: dict) -> Claims:
-    steps = {layout.STEP: spans((0, 10, 0), (10, 20, 1))}
-    timeline = rank(20, process(100, spans={**steps, **marks}))
-    rows = lost(*((start, end, idle, phase) for start, end, idle, phase, _ in pieces))
+    steps = {layout.STEP: make_spans((0, 10, 0), (10, 20, 1))}
+    timeline = make_rank(20, make_process(100, spans={**steps, **marks}))
+    rows = make_lost_segments(*((start, end, idle, phase) for start, end, idle, phase, _ in pieces))
     rows.step[:] = [step for *_, step in pieces]
-    fed = feeding(*({} for _ in pieces))
+    fed = make_breakdown(*({} for _ in pieces))
     got = H2dSync().claim(timeline, rows, fed, H2dSync.Limits())
     assert got is not None
     return got
@@ -31,7 +39,7 @@ def test_idle_time_that_a_host_running_ahead_would_have_hidden() -> None:
     # Step 0: 10 s, the host waits 5 of them for the device, works 5; the device is busy for 7.
     # Step 1 has no such wait: its idle time is something else's.
     pieces = ((0, 10, 3.0, PHASE_COMPUTE, 0), (10, 20, 4.0, PHASE_COMPUTE, 1))
-    got = claim(pieces, {layout.SYNC: spans((2, 8, ns(5), 40))})
+    got = claim(pieces, {layout.SYNC: make_spans((2, 8, ns(5), 40))})
     np.testing.assert_allclose(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
         "sync.waits_per_step_count": 40,
@@ -44,14 +52,14 @@ def test_what_launching_takes_longer_than_the_device_is_not_the_waits_fault() ->
     # The host waits 2 s for a batch and 1 s for the device, works 7; the device is busy for
     # 10 - 2 - 4 = 4: 3 of the 4 s idle in the step would have been idle all the same.
     pieces = ((0, 2, 2.0, PHASE_DATA_WAIT, 0), (2, 10, 4.0, PHASE_COMPUTE, 0))
-    marks = {layout.SYNC: spans((5, 6, WHOLE, 1)), layout.DATA_WAIT: spans((0, 2))}
+    marks = {layout.SYNC: make_spans((5, 6, WHOLE, 1)), layout.DATA_WAIT: make_spans((0, 2))}
     got = claim(pieces, marks)
     np.testing.assert_allclose(got.share, [0.0, 0.25])
 
 
 def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -> None:
     # The host works 9.9 s, the device 5: of 5 s idle 4.9 are launching
-    got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), {layout.SYNC: spans((9.9, 10, WHOLE, 1))})
+    got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), {layout.SYNC: make_spans((9.9, 10, WHOLE, 1))})
     np.testing.assert_array_equal(got.share, [0.0])
 
 
@@ -66,14 +74,21 @@ def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -
     ],
 )
 def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
-    marks = {layout.STEP: spans((0, 10, 3)), layout.SYNC: spans((2, 6, WHOLE, 1))}
-    timeline = rank(10, process(100, spans=marks, thread=thread(activity(doing), 10)))
+    marks = {layout.STEP: make_spans((0, 10, 3)), layout.SYNC: make_spans((2, 6, WHOLE, 1))}
+    timeline = make_rank(
+        10, make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 10))
+    )
     # the host waits for 4 s and works 6, the device is busy for 5: what launching takes is 1 of 5 s
-    got = H2dSync().claim(timeline, lost((0, 10, 5.0, PHASE_COMPUTE), step=3), feeding({}), LIMITS)
+    got = H2dSync().claim(
+        timeline,
+        make_lost_segments((0, 10, 5.0, PHASE_COMPUTE), step=3),
+        make_breakdown({}),
+        LIMITS,
+    )
     np.testing.assert_allclose(got.share, [min(share, 0.8)])
 
 
-@pytest.mark.parametrize("marks", [{}, {layout.SYNC: spans((30, 31, WHOLE, 1))}])
+@pytest.mark.parametrize("marks", [{}, {layout.SYNC: make_spans((30, 31, WHOLE, 1))}])
 def test_without_waits_in_steps_there_is_nothing_to_claim(marks) -> None:
     got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), marks)
     np.testing.assert_array_equal(got.share, [0.0])

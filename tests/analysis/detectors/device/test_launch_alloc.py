@@ -9,8 +9,15 @@ from clusterprof.analysis.detectors.base import Claims
 from clusterprof.analysis.detectors.device.launch_alloc import LaunchAlloc
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, PHASE_DATA_WAIT
 from clusterprof.probe import layout
-from tests.support.builders import activity, lost, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 # [0, 1): asleep. [1, 2): 0.5 s in the kernel, 0.2 asleep. [2, 3) user code all along.
 PIECES = (
@@ -25,12 +32,14 @@ DOING = "S1 U0.3 K0.5 S0.2 U1 S4"
 
 def claim(*readings: tuple[float, ...], steps: int = 4) -> Claims:
     marks = {
-        layout.STEP: spans(*((i / steps, (i + 1) / steps, i) for i in range(steps))),
-        layout.ALLOCATOR: spans(*readings),
+        layout.STEP: make_spans(*((i / steps, (i + 1) / steps, i) for i in range(steps))),
+        layout.ALLOCATOR: make_spans(*readings),
     }
-    main = process(100, spans=marks, thread=thread(activity(DOING), 7))
-    fed = feeding(*({} for _ in PIECES))
-    got = LaunchAlloc().claim(rank(7, main), lost(*PIECES, step=5), fed, LaunchAlloc.Limits())
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity(DOING), 7))
+    fed = make_breakdown(*({} for _ in PIECES))
+    got = LaunchAlloc().claim(
+        make_rank(7, main), make_lost_segments(*PIECES, step=5), fed, LaunchAlloc.Limits()
+    )
     assert got is not None
     return got
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof_lab.scenario import Trial, load_corpus
-from clusterprof_lab.synth.make import make
+from clusterprof_lab.synth.make import make_trial
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from clusterprof_lab.synth.make import make
 )
 def test_a_fault_of_the_corpus_is_found(scenario: str, cause: str, tmp_path: Path) -> None:
     chosen = next(item for item in load_corpus() if item.id == scenario)
-    make(Trial(chosen, "medium", 0, "dev"), tmp_path / "run", 2)
+    make_trial(Trial(chosen, "medium", 0, "dev"), tmp_path / "run", 2)
     report = analyze(tmp_path / "run" / "recording")
     finding = report.findings[0]
     assert finding.cause.id == cause

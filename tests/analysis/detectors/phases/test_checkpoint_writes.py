@@ -14,8 +14,18 @@ from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_CHECKPOINT, PHASE_COMPUTE, ProcessIo
 from clusterprof.analysis.timeline.spans import SpanTable
 from clusterprof.probe import layout
-from tests.support.builders import activity, counter, header, io, lost, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_counter,
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 KIB, MIB = 1 << 10, 1 << 20
 Piece = tuple[float, float, float, int]
@@ -28,11 +38,11 @@ def claim(
     marks: Mapping[int, SpanTable] | None = None,
 ) -> tuple[Claims, Claims]:
     """What `checkpoint` and `eval-host` claim of a rank whose main thread does something."""
-    rows = activity(doing)
+    rows = parse_activity(doing)
     end = rows[-1][1] / 1e9
-    main = process(100, spans=marks, thread=thread(rows, end), io=wrote)
-    timeline, pieces_ns = rank(end, main), lost(*pieces, source=2, step=3)
-    fed = feeding(*({} for _ in pieces))
+    main = make_process(100, spans=marks, thread=make_thread(rows, end), io=wrote)
+    timeline, pieces_ns = make_rank(end, main), make_lost_segments(*pieces, source=2, step=3)
+    fed = make_breakdown(*({} for _ in pieces))
     saved, logged = (
         detector.claim(timeline, pieces_ns, fed, detector.Limits())
         for detector in (Checkpoint(), EvalHost())
@@ -43,7 +53,7 @@ def claim(
 
 def written(*columns: int, read: int = 0) -> ProcessIo:
     """Readings once a second of what the process wrote so far, and of what it read in each."""
-    return io(
+    return make_io_samples(
         range(len(columns)),
         write_chars=columns,
         write_bytes=columns,
@@ -66,7 +76,7 @@ def test_a_write_right_after_a_save_belongs_to_it(
     # device idles. A few kB are written in each second.
     pieces = ((0.5, 1, 0.5, PHASE_CHECKPOINT), (1, 2, 0.5, PHASE_COMPUTE))
     doing = f"U{begins_s} F0.5 U{1.5 - begins_s + 1:.1f}"
-    marks = {layout.CHECKPOINT: spans((0.5, 1, -1))}
+    marks = {layout.CHECKPOINT: make_spans((0.5, 1, -1))}
     saved, logged = claim(doing, *pieces, wrote=written(0, 4 * KIB, 8 * KIB, 8 * KIB), marks=marks)
     np.testing.assert_allclose(saved.share, [1.0, shares[0]])
     np.testing.assert_allclose(logged.share, [0.0, shares[1]])
@@ -76,7 +86,7 @@ def test_a_write_right_after_a_save_belongs_to_it(
 def test_a_save_needs_no_bytes_where_a_span_says_what_it_is() -> None:
     # fsync in the pages of the file: 0.9 s after a span that has 0.1 s
     pieces = ((0.9, 1, 0.1, PHASE_CHECKPOINT), (1, 2, 0.9, PHASE_COMPUTE))
-    marks = {layout.CHECKPOINT: spans((0.9, 1, -1))}
+    marks = {layout.CHECKPOINT: make_spans((0.9, 1, -1))}
     saved, logged = claim("U1 D0.9 U0.1", *pieces, marks=marks)
     np.testing.assert_allclose(saved.share, [1.0, 1.0])
     np.testing.assert_array_equal(logged.share, [0.0, 0.0])
@@ -139,15 +149,17 @@ def test_pages_of_a_process_whose_bytes_are_unknown_are_neither() -> None:
 def read_shares(
     doing: str, *pieces: Piece, io_: ProcessIo | None = None, busy_s: float = 0, mounts: tuple = ()
 ) -> list[list[float]]:
-    rows = activity(doing)
+    rows = parse_activity(doing)
     end = rows[-1][1] / 1e9
-    main = process(100, thread=thread(rows, end), io=io_)
+    main = make_process(100, thread=make_thread(rows, end), io=io_)
     series = {
-        ("disk.busy_ns_total", "vda"): counter([0, end], [0, busy_s * 1e9]),
-        ("disk.read_bytes_total", "vda"): counter([0, end], [0, busy_s * 64 * MIB]),
+        ("disk.busy_ns_total", "vda"): make_counter([0, end], [0, busy_s * 1e9]),
+        ("disk.read_bytes_total", "vda"): make_counter([0, end], [0, busy_s * 64 * MIB]),
     }
-    timeline = rank(end, main, series=series if mounts else None, node=header(mounts=list(mounts)))
-    shares = estimate_read_shares(timeline, lost(*pieces, source=2, step=3))
+    timeline = make_rank(
+        end, main, series=series if mounts else None, node=make_header(mounts=list(mounts))
+    )
+    shares = estimate_read_shares(timeline, make_lost_segments(*pieces, source=2, step=3))
     return [] if shares is None else [share.round(2).tolist() for share in shares]
 
 
@@ -156,7 +168,7 @@ def test_a_training_loop_that_reads_by_itself_is_blocked_in_reads() -> None:
     # 0.5 s of the second: it still worked when the second read began, so 0.1 s is the first one's.
     doing = "D0.6 U0.4 D0.6 U0.4"
     pieces = ((0, 1, 0.8, PHASE_COMPUTE), (1, 2, 0.5, PHASE_COMPUTE))
-    reads = io((0, 1, 2), read_bytes=(0, 64 * MIB, 128 * MIB))
+    reads = make_io_samples((0, 1, 2), read_bytes=(0, 64 * MIB, 128 * MIB))
     assert read_shares(doing, *pieces, io_=reads) == [[0.75, 1.0], [0.0, 0.0]]
 
 
@@ -167,7 +179,9 @@ FEW = 400  # characters of a small file
 def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages() -> None:
     # a disk that is idle cannot have delivered the pages; opening the file (N) belongs to it
     pieces = ((0, 1, 0.8, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE))
-    reads = io((0, 1, 2), read_chars=(0, FEW, 2 * FEW), read_bytes=(0, 0, 0), write_bytes=(0, 0, 0))
+    reads = make_io_samples(
+        (0, 1, 2), read_chars=(0, FEW, 2 * FEW), read_bytes=(0, 0, 0), write_bytes=(0, 0, 0)
+    )
     doing = "N0.2 D0.6 U0.2 N0.2 D0.6 U0.2"
     local, remote = read_shares(doing, *pieces, io_=reads, mounts=FUSE)
     assert (local, remote) == ([0.0, 0.0], [1.0, 1.0])
@@ -179,7 +193,7 @@ def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages(
 
 def test_a_request_to_a_mount_without_waits_for_pages_may_be_a_write() -> None:
     piece = (0, 1, 0.8, PHASE_COMPUTE)
-    reads = io((0, 1), read_chars=(0, FEW), read_bytes=(0, 0), write_bytes=(0, 0))
+    reads = make_io_samples((0, 1), read_chars=(0, FEW), read_bytes=(0, 0), write_bytes=(0, 0))
     assert read_shares("N0.8 U0.2", piece, io_=reads, mounts=FUSE) == []
 
 

@@ -15,18 +15,18 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.probe import layout
 from tests.support.builders import (
-    activity,
-    counter,
-    header,
-    io,
-    lost,
+    make_counter,
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
     ns,
-    process,
-    rank,
-    spans,
-    thread,
+    parse_activity,
 )
-from tests.support.data_waits import feeding
+from tests.support.data_waits import make_breakdown
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -34,11 +34,13 @@ KIB, MIB = 1 << 10, 1 << 20
 def claim(
     doing: str, *pieces: tuple[float, float, float, int], wrote: ProcessIo | None = None, marks=None
 ) -> Claims:
-    rows = activity(doing)
+    rows = parse_activity(doing)
     end = rows[-1][1] / 1e9
-    main = process(100, spans=marks, thread=thread(rows, end), io=wrote)
-    fed = feeding(*({} for _ in pieces))
-    got = EvalHost().claim(rank(end, main), lost(*pieces, source=2, step=3), fed, EvalHost.Limits())
+    main = make_process(100, spans=marks, thread=make_thread(rows, end), io=wrote)
+    fed = make_breakdown(*({} for _ in pieces))
+    got = EvalHost().claim(
+        make_rank(end, main), make_lost_segments(*pieces, source=2, step=3), fed, EvalHost.Limits()
+    )
     assert got is not None
     return got
 
@@ -48,7 +50,7 @@ def evidence(got: Claims) -> dict[str, float]:
 
 
 def test_marked_evaluation_is_claimed_whole() -> None:
-    marks = {layout.EVAL: spans((1, 2), (5, 5.5))}
+    marks = {layout.EVAL: make_spans((1, 2), (5, 5.5))}
     got = claim("U6", (1, 2, 0.4, PHASE_EVAL), (3, 4, 0.4, PHASE_COMPUTE), marks=marks)
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
     assert (got.grade, evidence(got)) == ("A", {"eval.mean_ns": ns(0.75)})
@@ -63,7 +65,7 @@ def test_a_main_thread_in_a_journal_is_logging() -> None:
         (2, 3, 0.4, PHASE_COMPUTE),
         (3, 4, 1.0, PHASE_DATA_WAIT),
     )
-    wrote = io([0, 1, 2, 3, 4], write_chars=[0, 4 * KIB, 8 * KIB, 8 * KIB, 8 * KIB])
+    wrote = make_io_samples([0, 1, 2, 3, 4], write_chars=[0, 4 * KIB, 8 * KIB, 8 * KIB, 8 * KIB])
     got = claim("U0.5 F0.5 U0.8 F0.2 U1 F1", *pieces, wrote=wrote)
     np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 0.0])
     assert got.grade == "B"
@@ -77,7 +79,7 @@ def test_a_buffer_that_is_written_at_once_is_logging_too(monkeypatch) -> None:
     np.testing.assert_allclose(got.share, [1.0])
 
 
-@pytest.mark.parametrize("wrote", [None, io([0, 1], write_chars=[7, 7])])
+@pytest.mark.parametrize("wrote", [None, make_io_samples([0, 1], write_chars=[7, 7])])
 def test_without_bytes_written_the_sleep_alone_is_weak(wrote) -> None:
     got = claim("U0.5 F0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
     np.testing.assert_allclose(got.share, [1.0])
@@ -88,14 +90,18 @@ def test_without_bytes_written_the_sleep_alone_is_weak(wrote) -> None:
 def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> None:
     # blocked for 1 s of the 2 lost; what is no log is a checkpoint (test_checkpoint_writes)
     column = [0, 0, written, written]
-    wrote = io([0, 1, 2, 3], write_chars=column, write_bytes=column, read_bytes=[0, 0, 0, 0])
+    wrote = make_io_samples(
+        [0, 1, 2, 3], write_chars=column, write_bytes=column, read_bytes=[0, 0, 0, 0]
+    )
     got = claim("U1 F1 U1", (0, 3, 2.0, PHASE_COMPUTE), wrote=wrote)
     np.testing.assert_allclose(got.share, [share])
 
 
 @pytest.mark.parametrize(("read", "share"), [(0, 1.0), (4096, 0.0)])
 def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, share) -> None:
-    wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read])
+    wrote = make_io_samples(
+        [0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read]
+    )
     got = claim("U0.5 D0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
     np.testing.assert_allclose(got.share, [share])
 
@@ -119,38 +125,40 @@ def test_a_request_to_a_mount_in_user_space_writes(
 ) -> None:
     monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", FUSE)
     column = {"read_chars": [0, read], "write_chars": [0, written]}
-    wrote = io([0, 1], read_bytes=[0, 0], write_bytes=[0, 0], **column)
+    wrote = make_io_samples([0, 1], read_bytes=[0, 0], write_bytes=[0, 0], **column)
     series = {
-        ("disk.read_bytes_total", "sda"): counter([0, 1], [0, 0]),
-        ("disk.busy_ns_total", "sda"): counter([0, 1], [0, 0]),
+        ("disk.read_bytes_total", "sda"): make_counter([0, 1], [0, 0]),
+        ("disk.busy_ns_total", "sda"): make_counter([0, 1], [0, 0]),
     }
-    rows = activity(doing)
-    main = process(100, thread=thread(rows, 1), io=wrote)
-    timeline = rank(1, main, series=series, node=header(mounts=[MOUNT]))
-    pieces = lost((0, 1, 0.5, PHASE_COMPUTE), source=2, step=3)
-    got = EvalHost().claim(timeline, pieces, feeding({}), EvalHost.Limits())
+    rows = parse_activity(doing)
+    main = make_process(100, thread=make_thread(rows, 1), io=wrote)
+    timeline = make_rank(1, main, series=series, node=make_header(mounts=[MOUNT]))
+    pieces = make_lost_segments((0, 1, 0.5, PHASE_COMPUTE), source=2, step=3)
+    got = EvalHost().claim(timeline, pieces, make_breakdown({}), EvalHost.Limits())
     assert got is not None
     np.testing.assert_allclose(got.share, [share])
 
 
 @pytest.mark.parametrize("doing", ["U0.5 S0.5", "U0.5 L0.5", "U0.5 W0.5", "U0.5 I0.5"])
 def test_any_other_sleep_is_not_logging(doing) -> None:
-    wrote = io([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, 0])
+    wrote = make_io_samples([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, 0])
     np.testing.assert_array_equal(claim(doing, (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote).share, [0])
 
 
 def test_marked_waits_for_the_device_are_no_sleep_of_its_own() -> None:
     # 2 s, 1.2 of them marked waits for the device: of 6 samples asleep elsewhere 5 are in a
     # journal, of 0.6 s asleep and 0.2 s in the kernel 5 / 6 are writing: 2/3 s of 0.8 lost
-    wrote = io([0, 1, 2], write_chars=[0, MIB, MIB])
-    marks = {layout.SYNC: spans((0.2, 1.4, layout.WHOLE_NS, 1))}
+    wrote = make_io_samples([0, 1, 2], write_chars=[0, MIB, MIB])
+    marks = {layout.SYNC: make_spans((0.2, 1.4, layout.WHOLE_NS, 1))}
     doing = "K0.2 L1.2 S0.1 F0.5"
     got = claim(doing, (0, 2, 0.8, PHASE_COMPUTE), wrote=wrote, marks=marks)
     np.testing.assert_allclose(got.share, [2 / 3 / 0.8])
 
 
 def test_what_a_piece_has_too_much_of_goes_to_others_of_the_same_second() -> None:
-    rows = lost((0.1, 0.3, 0.03, 7), (0.3, 0.5, 0.03, 7), (0.5, 0.7, 0.04, 7), (1.1, 1.3, 0.1, 7))
+    rows = make_lost_segments(
+        (0.1, 0.3, 0.03, 7), (0.3, 0.5, 0.03, 7), (0.5, 0.7, 0.04, 7), (1.1, 1.3, 0.1, 7)
+    )
     whole = np.ones(4, np.bool_)
     amounts = np.array([0.06, 0.02, 0.0, 0.01]) * 1e9
     # 0.03 s too many in the first, room for 0.01 and 0.04: three fifths of both

@@ -18,8 +18,17 @@ from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
-from tests.support.builders import activity, busy_counter, lost, ns, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_busy_counter,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 STEPS = 12
 """Of 0.3 s each, three samples of the device in each."""
@@ -27,17 +36,19 @@ STEPS = 12
 
 def claim(idle_s: Mapping[int, float], doing: str = "U3.6", usual_s: float = 0.01) -> Claims:
     """`idle_s`: idle time of samples that differ from the usual."""
-    marks = {layout.STEP: spans(*((0.3 * i, 0.3 * (i + 1), i + 1) for i in range(STEPS)))}
-    main = process(100, spans=marks, thread=thread(activity(doing), 3.6))
-    series = {("gpu.busy_ns_total", "gpu-0"): busy_counter([(0, 3.6)], 3.6)}
+    marks = {layout.STEP: make_spans(*((0.3 * i, 0.3 * (i + 1), i + 1) for i in range(STEPS)))}
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 3.6))
+    series = {("gpu.busy_ns_total", "gpu-0"): make_busy_counter([(0, 3.6)], 3.6)}
     samples = range(3 * STEPS)
-    rows = lost(
+    rows = make_lost_segments(
         *((0.1 * i, 0.1 * (i + 1), idle_s.get(i, usual_s), PHASE_COMPUTE) for i in samples),
         source=2,
     )
     rows.step[:] = [1 + i // 3 for i in samples]
-    timeline = rank(3.6, main, device="gpu-0", series=series)
-    got = EvalHost().claim(timeline, rows, feeding(*({} for _ in samples)), EvalHost.Limits())
+    timeline = make_rank(3.6, main, device="gpu-0", series=series)
+    got = EvalHost().claim(
+        timeline, rows, make_breakdown(*({} for _ in samples)), EvalHost.Limits()
+    )
     assert got is not None
     return got
 
@@ -81,18 +92,18 @@ def claim_every_step(
     idle_s: tuple[float, float, float], loader: bool = False, doing: str = "U3.6"
 ) -> tuple[list[float], list[float]]:
     """Shares of `eval-host` and `cpu-preprocess` where the three samples of each step idle so."""
-    marks = {layout.STEP: spans(*((0.3 * i, 0.3 * (i + 1), i + 1) for i in range(STEPS)))}
+    marks = {layout.STEP: make_spans(*((0.3 * i, 0.3 * (i + 1), i + 1) for i in range(STEPS)))}
     if loader:
-        marks[layout.LOADER_START] = spans((0.0, 0.01, 2))
-    main = process(100, spans=marks, thread=thread(activity(doing), 3.6))
-    series = {("gpu.busy_ns_total", "gpu-0"): busy_counter([(0, 3.6)], 3.6)}
+        marks[layout.LOADER_START] = make_spans((0.0, 0.01, 2))
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 3.6))
+    series = {("gpu.busy_ns_total", "gpu-0"): make_busy_counter([(0, 3.6)], 3.6)}
     samples = range(3 * STEPS)
-    rows = lost(
+    rows = make_lost_segments(
         *((0.1 * i, 0.1 * (i + 1), idle_s[i % 3], PHASE_COMPUTE) for i in samples), source=2
     )
     rows = replace(rows, step=np.arange(3 * STEPS) // 3 + 1)
-    timeline = rank(3.6, main, device="gpu-0", series=series)
-    fed = feeding(*({} for _ in samples))
+    timeline = make_rank(3.6, main, device="gpu-0", series=series)
+    fed = make_breakdown(*({} for _ in samples))
     claims = [
         detector.claim(timeline, rows, fed, detector.Limits())
         for detector in (EvalHost(), CpuPreprocess())
@@ -161,17 +172,17 @@ def claim_by_stacks(
 
     0.5 s are lost in a step of 1 s, in which the thread is on a CPU for 0.7 s.
     """
-    marks = {layout.STEP: spans((0.0, 1.0, 1))}
+    marks = {layout.STEP: make_spans((0.0, 1.0, 1))}
     if loader:
-        marks[layout.LOADER_START] = spans((0.0, 0.01, 2))
+        marks[layout.LOADER_START] = make_spans((0.0, 0.01, 2))
     start = np.array([ns(0.001 + 0.9 * i / len(samples)) for i in range(len(samples))], np.int64)
-    main = process(100, spans=marks, thread=thread(activity("U0.7 S0.3"), 1.0))
-    timeline = rank(1.0, replace(main, stacks=build_stacks(samples, start)), device="gpu-0")
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity("U0.7 S0.3"), 1.0))
+    timeline = make_rank(1.0, replace(main, stacks=build_stacks(samples, start)), device="gpu-0")
     timeline = replace(timeline, chunk=replace(timeline.chunk, stacks=table))
-    piece = lost((0, 1, 0.5, PHASE_COMPUTE), step=1)
+    piece = make_lost_segments((0, 1, 0.5, PHASE_COMPUTE), step=1)
     detectors = EvalHost(), CpuPreprocess(), LaunchBound()
     claims = [
-        detector.claim(timeline, piece, feeding({}), detector.Limits())  # type: ignore[attr-defined]
+        detector.claim(timeline, piece, make_breakdown({}), detector.Limits())  # type: ignore[attr-defined]
         for detector in detectors
     ]
     shares = [round(float(got.share[0]), 6) for got in claims if got is not None]
@@ -267,17 +278,17 @@ def claim_after_wait(
 ) -> list[float]:
     """Shares of `eval-host`, `cpu-preprocess`, `h2d-sync` of a step with a wait for the device."""
     marks = {
-        layout.STEP: spans((0.0, 1.0, 1)),
-        layout.LOADER_START: spans((0.0, 0.01, 2)),
-        layout.SYNC: spans((0.0, 0.4, layout.WHOLE_NS, 1)),
+        layout.STEP: make_spans((0.0, 1.0, 1)),
+        layout.LOADER_START: make_spans((0.0, 0.01, 2)),
+        layout.SYNC: make_spans((0.0, 0.4, layout.WHOLE_NS, 1)),
     }
-    main = process(100, spans=marks, thread=thread(activity(doing), 1.0))
-    timeline = rank(1.0, replace(main, stacks=build_stacks(samples, start)), device="gpu-0")
+    main = make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 1.0))
+    timeline = make_rank(1.0, replace(main, stacks=build_stacks(samples, start)), device="gpu-0")
     timeline = replace(timeline, chunk=replace(timeline.chunk, stacks=TABLE))
-    pieces = lost((0, 0.4, 0.0, PHASE_COMPUTE), (0.4, 1, 0.5, PHASE_COMPUTE), step=1)
+    pieces = make_lost_segments((0, 0.4, 0.0, PHASE_COMPUTE), (0.4, 1, 0.5, PHASE_COMPUTE), step=1)
     detectors = EvalHost(), CpuPreprocess(), H2dSync()
     claims = [
-        detector.claim(timeline, pieces, feeding({}, {}), detector.Limits())  # type: ignore[attr-defined]
+        detector.claim(timeline, pieces, make_breakdown({}, {}), detector.Limits())  # type: ignore[attr-defined]
         for detector in detectors
     ]
     return [round(float(got.share[1]), 6) for got in claims if got is not None]

@@ -21,13 +21,21 @@ from clusterprof.analysis.timeline.spans import SpanTable, StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
-from tests.support.builders import activity, lost, ns, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 Piece = tuple[float, float, float, int]
 HOOKED = {
-    layout.DATA_WAIT: spans((9, 9.1, 0, 201, 1)),
-    layout.COLLECTIVE: spans((9.2, 9.3, 7, 0, 1, layout.ALL_REDUCE)),
+    layout.DATA_WAIT: make_spans((9, 9.1, 0, 201, 1)),
+    layout.COLLECTIVE: make_spans((9.2, 9.3, 7, 0, 1, layout.ALL_REDUCE)),
 }
 """A wait for data and one for other ranks, both elsewhere: such waits have spans in this run."""
 
@@ -43,20 +51,20 @@ def claim(
     source: int = SOURCE_DEVICE_SAMPLES,
 ) -> Claims:
     """`doing`: what the main thread does; `other`: another thread of the process."""
-    rows = activity(doing)
+    rows = parse_activity(doing)
     end = rows[-1][1] / 1e9
-    main = process(
+    main = make_process(
         100,
         spans=HOOKED if marks is None else marks,
-        thread=thread(rows, end, denied=denied),
+        thread=make_thread(rows, end, denied=denied),
         registration={"variables": {"WORLD_SIZE": world_size}},
     )
     if other:
-        main.threads[101] = thread(activity(other), end)  # type: ignore[index]
-    timeline = rank(end, main, marked=marked)
-    fed = feeding(*({} for _ in pieces))
+        main.threads[101] = make_thread(parse_activity(other), end)  # type: ignore[index]
+    timeline = make_rank(end, main, marked=marked)
+    fed = make_breakdown(*({} for _ in pieces))
     got = HostAsleep().claim(
-        timeline, lost(*pieces, source=source, step=3), fed, HostAsleep.Limits()
+        timeline, make_lost_segments(*pieces, source=source, step=3), fed, HostAsleep.Limits()
     )
     assert got is not None
     return got
@@ -101,7 +109,7 @@ def test_a_connection_counts_only_for_idle_time_that_cannot_lie_elsewhere() -> N
 def test_a_poll_is_a_connection_and_another_thread_that_runs_takes_its_time() -> None:
     # idle for 0.7 s and polling all the time; another thread computes for 0.4 of that second
     piece = (0, 1, 0.7, PHASE_COMPUTE)
-    marks = {**HOOKED, layout.SYNC: spans((9.4, 9.5, 100_000_000, 1))}
+    marks = {**HOOKED, layout.SYNC: make_spans((9.4, 9.5, 100_000_000, 1))}
     np.testing.assert_allclose(claim("I1", piece, marks=marks).share, [1.0])
     np.testing.assert_allclose(claim("I1", piece, marks=marks, other="U0.4 I0.6").share, [3 / 7])
     np.testing.assert_array_equal(claim("I1", piece, marks=marks, other="U0.8 I0.2").share, [0.0])
@@ -163,11 +171,11 @@ def test_half_of_the_samples_is_half_of_the_sleep() -> None:
 
 def test_waiting_for_the_device_is_no_sleep() -> None:
     piece = (0, 1, 1.0, PHASE_COMPUTE)
-    waits = {**HOOKED, layout.SYNC: spans((0, 1, layout.WHOLE_NS, 1))}
+    waits = {**HOOKED, layout.SYNC: make_spans((0, 1, layout.WHOLE_NS, 1))}
     np.testing.assert_array_equal(claim("S1", piece, marks=waits).share, [0.0])
     np.testing.assert_array_equal(claim("I1", piece, marks=waits).share, [0.0])
     # of 1 s asleep, 0.6 s wait for the device: the samples of the other 0.4 s are in a timer
-    waits = {**HOOKED, layout.SYNC: spans((0, 0.6, layout.WHOLE_NS, 1))}
+    waits = {**HOOKED, layout.SYNC: make_spans((0, 0.6, layout.WHOLE_NS, 1))}
     np.testing.assert_allclose(claim("I0.6 S0.4", piece, marks=waits).share, [0.4])
 
 
@@ -214,29 +222,29 @@ def claim_with_stacks(
 
     synced_s: for how long the thread first waits for the device.
     """
-    rows = activity(doing)
+    rows = parse_activity(doing)
     start = np.array([ns(at / 20) for at in range(len(calls))], np.int64)
     zero = np.zeros(start.size, np.int64)
     asleep = zero + ord("S")
     samples = StackSamples(
         start, start, zero, np.array(calls, np.int64), zero + ns(0.05), zero, asleep
     )
-    main = process(
+    main = make_process(
         100,
-        spans={layout.STEP: spans((0, 1, 0, 0, 0, 0))},
-        thread=thread(rows, 1.0),
+        spans={layout.STEP: make_spans((0, 1, 0, 0, 0, 0))},
+        thread=make_thread(rows, 1.0),
         registration={"variables": {"WORLD_SIZE": world_size} if world_size else {}},
     )
     if synced_s:
-        main.spans[layout.SYNC] = spans((0, synced_s, layout.WHOLE_NS, 1))  # type: ignore[index]
+        main.spans[layout.SYNC] = make_spans((0, synced_s, layout.WHOLE_NS, 1))  # type: ignore[index]
     if other:
-        main.threads[101] = thread(activity(other), 1.0)  # type: ignore[index]
-    timeline = rank(1.0, replace(main, stacks=samples))
+        main.threads[101] = make_thread(parse_activity(other), 1.0)  # type: ignore[index]
+    timeline = make_rank(1.0, replace(main, stacks=samples))
     places = tuple(replace(place, file=path) if path else place for place in STACKS.places)
     chunk = replace(timeline.chunk, stacks=replace(STACKS, places=places))
-    piece = lost((0, 1, 0.7, PHASE_COMPUTE), step=3)
+    piece = make_lost_segments((0, 1, 0.7, PHASE_COMPUTE), step=3)
     got = HostAsleep().claim(
-        replace(timeline, chunk=chunk), piece, feeding({}), HostAsleep.Limits()
+        replace(timeline, chunk=chunk), piece, make_breakdown({}), HostAsleep.Limits()
     )
     assert got is not None
     return got
@@ -297,15 +305,17 @@ def test_without_whole_paths_stacks_say_nothing(path: str) -> None:
 def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
     # The worker sleeps for 0.9 of its fetch of 1 s, in 6 of 9 samples in a timer. Of the wait 0.9
     # have no other reason: 0.6 are the timer's. Its sleep between fetches does not count.
-    worker = process(
+    worker = make_process(
         201,
         parent=100,
-        spans={layout.FETCH: spans((0, 1, 1, 0, 0, 0))},
-        thread=thread(activity("S0.6 L0.3 U0.1 L1"), 2.0),
+        spans={layout.FETCH: make_spans((0, 1, 1, 0, 0, 0))},
+        thread=make_thread(parse_activity("S0.6 L0.3 U0.1 L1"), 2.0),
     )
-    timeline = rank(2.0, process(100, thread=thread(activity("L2"), 2.0)), [worker])
-    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_COMPUTE), step=3)
-    fed = feeding({"user_cpu": 0.1}, {})
+    timeline = make_rank(
+        2.0, make_process(100, thread=make_thread(parse_activity("L2"), 2.0)), [worker]
+    )
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_COMPUTE), step=3)
+    fed = make_breakdown({"user_cpu": 0.1}, {})
     got = HostAsleep().claim(timeline, pieces, fed, HostAsleep.Limits())
     assert got is not None
     np.testing.assert_allclose(got.share, [0.6, 0.0])
@@ -314,24 +324,24 @@ def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
 
 def test_the_grade_is_that_of_the_larger_part() -> None:
     # 1 s of a wait for data is a timer of the worker; 0.7 s of a step a pipe of the job's own.
-    worker = process(
+    worker = make_process(
         201,
         parent=100,
-        spans={layout.FETCH: spans((0, 1, 1, 0, 0, 0))},
-        thread=thread(activity("S1 L1"), 2.0),
+        spans={layout.FETCH: make_spans((0, 1, 1, 0, 0, 0))},
+        thread=make_thread(parse_activity("S1 L1"), 2.0),
     )
-    main = process(
+    main = make_process(
         100,
         spans=HOOKED,
-        thread=thread(activity("L1 W1"), 2.0),
+        thread=make_thread(parse_activity("L1 W1"), 2.0),
         registration={"variables": {"WORLD_SIZE": "2"}},
     )
-    pieces = lost((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 0.7, PHASE_COMPUTE), step=3)
-    fed, limits = feeding({}, {}), HostAsleep.Limits()
-    got = HostAsleep().claim(rank(2.0, main, [worker]), pieces, fed, limits)
+    pieces = make_lost_segments((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 0.7, PHASE_COMPUTE), step=3)
+    fed, limits = make_breakdown({}, {}), HostAsleep.Limits()
+    got = HostAsleep().claim(make_rank(2.0, main, [worker]), pieces, fed, limits)
     assert got is not None
     np.testing.assert_allclose(got.share, [1.0, 1.0])
     assert got.grade == "B"
-    got = HostAsleep().claim(rank(2.0, main), pieces, fed, limits)
+    got = HostAsleep().claim(make_rank(2.0, main), pieces, fed, limits)
     assert got is not None
     assert got.grade == "C"

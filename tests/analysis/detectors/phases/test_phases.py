@@ -23,12 +23,21 @@ from clusterprof.analysis.timeline.model import (
     PHASE_THROTTLED,
 )
 from clusterprof.probe import layout
-from tests.support.builders import activity, gauge, lost, ns, process, rank, spans, thread
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_gauge,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+from tests.support.data_waits import make_breakdown
 
 ALL = (PHASE_CHECKPOINT, PHASE_GC, PHASE_H2D, PHASE_THROTTLED, PHASE_DATA_WAIT, PHASE_NONE)
-PIECES = lost(*((i, i + 1, 0.5, phase) for i, phase in enumerate(ALL)), step=3)
-BLOCKED = feeding(*({"block_io": 1.0} for _ in ALL))
+PIECES = make_lost_segments(*((i, i + 1, 0.5, phase) for i, phase in enumerate(ALL)), step=3)
+BLOCKED = make_breakdown(*({"block_io": 1.0} for _ in ALL))
 
 
 @pytest.mark.parametrize(
@@ -41,13 +50,13 @@ BLOCKED = feeding(*({"block_io": 1.0} for _ in ALL))
     ],
 )
 def test_the_whole_piece_in_its_phase_and_nothing_else(detector, phase) -> None:
-    got = detector.claim(rank(6, process(100)), PIECES, BLOCKED, detector.Limits())
+    got = detector.claim(make_rank(6, make_process(100)), PIECES, BLOCKED, detector.Limits())
     np.testing.assert_array_equal(got.share, [1.0 if p == phase else 0.0 for p in ALL])
 
 
 def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
-    table = spans((0, 0.4, 1000), (10, 10.8, 3000), (20, 20.6, -1))
-    timeline = rank(30, process(100, spans={layout.CHECKPOINT: table}))
+    table = make_spans((0, 0.4, 1000), (10, 10.8, 3000), (20, 20.6, -1))
+    timeline = make_rank(30, make_process(100, spans={layout.CHECKPOINT: table}))
     got = Checkpoint().claim(timeline, PIECES, BLOCKED, Checkpoint.Limits())
     # (0.4 + 0.8 + 0.6) / 3 s; the size of the third is not known: (1000 + 3000) / 2
     assert {item.name: item.value for item in got.evidence} == {
@@ -57,18 +66,20 @@ def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
 
 
 def test_a_limit_leaves_short_pieces_alone() -> None:
-    pieces = lost((0, 0.001, 0.001, PHASE_GC), (1, 1.2, 0.2, PHASE_GC))
+    pieces = make_lost_segments((0, 0.001, 0.001, PHASE_GC), (1, 1.2, 0.2, PHASE_GC))
     limits = CpuGc.Limits(collection_at_least_ns=ns(0.1))
-    got = CpuGc().claim(rank(2, process(100)), pieces, feeding({}, {}), limits)
+    got = CpuGc().claim(make_rank(2, make_process(100)), pieces, make_breakdown({}, {}), limits)
     np.testing.assert_array_equal(got.share, [0.0, 1.0])
 
 
 def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
-    table = spans((2, 2.5, 100, 0), (2.5, 2.5001, 100, 1))
-    main = process(100, spans={layout.H2D: table})
-    series = {("gpu.pcie_receive_bytes_per_second", "gpu-0"): gauge([0, 2, 3], [5.0, 12e9, 1.0])}
+    table = make_spans((2, 2.5, 100, 0), (2.5, 2.5001, 100, 1))
+    main = make_process(100, spans={layout.H2D: table})
+    series = {
+        ("gpu.pcie_receive_bytes_per_second", "gpu-0"): make_gauge([0, 2, 3], [5.0, 12e9, 1.0])
+    }
     got = H2dCopy().claim(
-        rank(6, main, device="gpu-0", series=series), PIECES, BLOCKED, H2dCopy.Limits()
+        make_rank(6, main, device="gpu-0", series=series), PIECES, BLOCKED, H2dCopy.Limits()
     )
     assert got.grade == "A"
     # the copy piece is [2, 3); one of two copies was non-blocking
@@ -81,8 +92,8 @@ def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
 def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
     # 25 GB take 1 s, 5 GB 0.2 s. Behind the first: [2, 2.5) of 0.5 s idle, [2.5, 3.5) of 1 s idle
     # (0.5 s of the copy). The second blocked: it is over at its end. Behind the third 0.1 s idle.
-    table = spans((2, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
-    main = process(100, spans={layout.H2D: table})
+    table = make_spans((2, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
+    main = make_process(100, spans={layout.H2D: table})
     pieces = (
         (2, 2.5, 0.5, PHASE_COMPUTE),
         (2.5, 3.5, 1.0, PHASE_COMPUTE),
@@ -90,21 +101,23 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
         (6, 6.5, 0.1, PHASE_COMPUTE),
         (7, 8, 1.0, PHASE_DATA_WAIT),
     )
-    blocked = feeding(*({} for _ in pieces))
-    timeline = rank(8, main)
-    got = H2dCopy().claim(timeline, lost(*pieces, step=3), blocked, H2dCopy.Limits())
+    blocked = make_breakdown(*({} for _ in pieces))
+    timeline = make_rank(8, main)
+    got = H2dCopy().claim(timeline, make_lost_segments(*pieces, step=3), blocked, H2dCopy.Limits())
     np.testing.assert_allclose(got.share, [1.0, 0.5, 0.0, 1.0, 0.0])
-    got = H2dCopy().claim(timeline, lost(*pieces, step=-1), blocked, H2dCopy.Limits())
+    got = H2dCopy().claim(timeline, make_lost_segments(*pieces, step=-1), blocked, H2dCopy.Limits())
     np.testing.assert_array_equal(got.share, [0.0] * 5)
 
 
 def test_a_copy_of_pageable_memory_blocks_whatever_it_asks_for() -> None:
     # 128 MB in 30 ms are 4 GB/s, staged by the host; the second call only issues its copy. Neither
     # goes on behind the first, which is over at its end.
-    table = spans((2, 2.03, 128e6, 1), (2.5, 2.50005, 128e6, 1))
-    pieces = lost((2, 2.03, 0.03, PHASE_H2D), (2.03, 2.1, 0.07, PHASE_COMPUTE), step=3)
-    timeline = rank(6, process(100, spans={layout.H2D: table}))
-    got = H2dCopy().claim(timeline, pieces, feeding({}, {}), H2dCopy.Limits())
+    table = make_spans((2, 2.03, 128e6, 1), (2.5, 2.50005, 128e6, 1))
+    pieces = make_lost_segments(
+        (2, 2.03, 0.03, PHASE_H2D), (2.03, 2.1, 0.07, PHASE_COMPUTE), step=3
+    )
+    timeline = make_rank(6, make_process(100, spans={layout.H2D: table}))
+    got = H2dCopy().claim(timeline, pieces, make_breakdown({}, {}), H2dCopy.Limits())
     assert {item.name: item.value for item in got.evidence} == {"h2d.blocking_ratio": 1.0}
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
 
@@ -112,58 +125,66 @@ def test_a_copy_of_pageable_memory_blocks_whatever_it_asks_for() -> None:
 def test_launch_bound_needs_a_main_thread_that_is_busy() -> None:
     # [0, 1) 0.7 s on the CPU, [1, 2) asleep, [2, 3) 0.4 s on the CPU: below one half; [3, 4) busy
     # nearly all the time: its short sleep is between launches
-    main = process(100, thread=thread(activity("U0.7 S0.3 S1 U0.4 S0.6 U0.9 S0.1"), 4))
-    pieces = lost(*((i, i + 1, 0.5, PHASE_COMPUTE) for i in range(4)), step=4)
-    got = LaunchBound().claim(rank(4, main), pieces, feeding({}, {}, {}), LaunchBound.Limits())
+    main = make_process(
+        100, thread=make_thread(parse_activity("U0.7 S0.3 S1 U0.4 S0.6 U0.9 S0.1"), 4)
+    )
+    pieces = make_lost_segments(*((i, i + 1, 0.5, PHASE_COMPUTE) for i in range(4)), step=4)
+    got = LaunchBound().claim(
+        make_rank(4, main), pieces, make_breakdown({}, {}, {}), LaunchBound.Limits()
+    )
     np.testing.assert_allclose(got.share, [0.7, 0.0, 0.0, 1.0])
 
 
 def test_launch_bound_leaves_the_warm_up_to_startup() -> None:
-    waits = {layout.DATA_WAIT: spans((0, 0, 0))}
-    main = process(100, thread=thread(activity("U1"), 1), spans=waits)
-    pieces = lost((0, 1, 0.5, PHASE_COMPUTE), step=0)
-    timeline = rank(1, main)
-    got = LaunchBound().claim(timeline, pieces, feeding({}), LaunchBound.Limits())
+    waits = {layout.DATA_WAIT: make_spans((0, 0, 0))}
+    main = make_process(100, thread=make_thread(parse_activity("U1"), 1), spans=waits)
+    pieces = make_lost_segments((0, 1, 0.5, PHASE_COMPUTE), step=0)
+    timeline = make_rank(1, main)
+    got = LaunchBound().claim(timeline, pieces, make_breakdown({}), LaunchBound.Limits())
     np.testing.assert_array_equal(got.share, [0.0])
-    got = Startup().claim(timeline, pieces, feeding({}), Startup.Limits())
+    got = Startup().claim(timeline, pieces, make_breakdown({}), Startup.Limits())
     np.testing.assert_array_equal(got.share, [1.0])
     # without a mark of any wait for data, the first step may have been one
-    unknown = Startup().claim(rank(1, process(100)), pieces, feeding({}), Startup.Limits())
+    unknown = Startup().claim(
+        make_rank(1, make_process(100)), pieces, make_breakdown({}), Startup.Limits()
+    )
     np.testing.assert_array_equal(unknown.share, [0.0])
 
 
 def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_step() -> None:
-    rows = feeding({"no_worker": 0.7, "user_cpu": 0.3}, {})
+    rows = make_breakdown({"no_worker": 0.7, "user_cpu": 0.3}, {})
     phases = ((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_STARTUP))
-    timeline = rank(2, process(100))
-    first = Startup().claim(timeline, lost(*phases, step=0), rows, Startup.Limits())
+    timeline = make_rank(2, make_process(100))
+    first = Startup().claim(timeline, make_lost_segments(*phases, step=0), rows, Startup.Limits())
     np.testing.assert_allclose(first.share, [0.7, 1.0])
-    later = Startup().claim(timeline, lost(*phases, step=9), rows, Startup.Limits())
+    later = Startup().claim(timeline, make_lost_segments(*phases, step=9), rows, Startup.Limits())
     np.testing.assert_allclose(later.share, [0.0, 1.0])
-    later = Startup().claim(timeline, lost(*phases, step=10), rows, Startup.Limits())
+    later = Startup().claim(timeline, make_lost_segments(*phases, step=10), rows, Startup.Limits())
     np.testing.assert_allclose(later.share, [0.0, 0.0])
 
 
 def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
-    marks = {layout.COMPILE: spans((0, 1, 0), (1, 1.5, 1), (5, 6.5, 2), (7, 8, -1))}
-    timeline = rank(9, process(100, spans=marks))
+    marks = {layout.COMPILE: make_spans((0, 1, 0), (1, 1.5, 1), (5, 6.5, 2), (7, 8, -1))}
+    timeline = make_rank(9, make_process(100, spans=marks))
     got = LaunchRecompile().claim(timeline, PIECES, BLOCKED, LaunchRecompile.Limits())
     np.testing.assert_array_equal(got.share, np.zeros(len(ALL)))
-    pieces = lost((5, 6, 0.7, PHASE_STARTUP), (6, 7, 0.7, PHASE_COMPUTE), step=40)
-    got = LaunchRecompile().claim(timeline, pieces, feeding({}, {}), LaunchRecompile.Limits())
+    pieces = make_lost_segments((5, 6, 0.7, PHASE_STARTUP), (6, 7, 0.7, PHASE_COMPUTE), step=40)
+    got = LaunchRecompile().claim(
+        timeline, pieces, make_breakdown({}, {}), LaunchRecompile.Limits()
+    )
     np.testing.assert_array_equal(got.share, [1.0, 0.0])
     assert {item.name: item.value for item in got.evidence} == {
         "compile.mean_ns": ns(1.0),
         "compile.again_ratio": 2 / 3,  # of one it is not known
     }
-    untold = rank(9, process(100, spans={layout.COMPILE: spans((5, 6.5, -1))}))
-    got = LaunchRecompile().claim(untold, pieces, feeding({}, {}), LaunchRecompile.Limits())
+    untold = make_rank(9, make_process(100, spans={layout.COMPILE: make_spans((5, 6.5, -1))}))
+    got = LaunchRecompile().claim(untold, pieces, make_breakdown({}, {}), LaunchRecompile.Limits())
     assert [item.name for item in got.evidence] == ["compile.mean_ns"]
 
 
 def test_device_throttled_says_at_which_clock() -> None:
-    series = {("gpu.sm_clock_hertz", "gpu-0"): gauge([0, 3, 4], [1.98e9, 0.99e9, 1.98e9])}
-    timeline = rank(6, process(100), device="gpu-0", series=series)
+    series = {("gpu.sm_clock_hertz", "gpu-0"): make_gauge([0, 3, 4], [1.98e9, 0.99e9, 1.98e9])}
+    timeline = make_rank(6, make_process(100), device="gpu-0", series=series)
     got = DeviceThrottled().claim(timeline, PIECES, BLOCKED, DeviceThrottled.Limits())
     # the throttled piece is [3, 4)
     assert [(item.name, item.value) for item in got.evidence] == [("gpu.sm_clock_hertz", 0.99e9)]

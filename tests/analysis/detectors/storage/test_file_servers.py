@@ -13,8 +13,17 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import FETCH
-from tests.support.builders import counter, gauge, header, io, lost, process, rank, spans
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_counter,
+    make_gauge,
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+)
+from tests.support.data_waits import make_breakdown
 
 DETECTORS = (
     StorageLocal(),
@@ -31,14 +40,16 @@ MIB = 1 << 20
 
 def grew(value: float):
     """A counter that grew by `value` evenly in [4, 5)."""
-    return counter([0, 4, 5, 10], [0, 0, value, value])
+    return make_counter([0, 4, 5, 10], [0, 0, value, value])
 
 
 def claims(series: dict, row: dict[str, float], main=None, disks: tuple = ()) -> dict:
     """What each cause of storage claims of the wait; the segment of computing has no cause."""
-    fed = feeding(row, {"remote_io": 1.0, "block_io": 0.0})
-    timeline = rank(10, main or process(100), series=series, node=header(disks=list(disks)))
-    pieces = lost(*PIECES, step=3)
+    fed = make_breakdown(row, {"remote_io": 1.0, "block_io": 0.0})
+    timeline = make_rank(
+        10, main or make_process(100), series=series, node=make_header(disks=list(disks))
+    )
+    pieces = make_lost_segments(*PIECES, step=3)
     by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
     assert all(claim.share[1] == 0 for claim in by_key.values())
     return by_key
@@ -61,7 +72,7 @@ def lustre(read_ns: float, metadata_ns: float, at_limit: float = 0, pending: flo
         ("lustre.rpc_ns_total", "/s:metadata"): grew(metadata_ns),
         ("lustre.fetched_bytes_total", "/s"): grew(100 * MIB),
         ("lustre.rpcs_at_limit_total", "/s"): grew(at_limit),
-        ("lustre.pending_read_bytes", "/s"): gauge([0, 4, 5, 10], [0, pending, 0, 0]),
+        ("lustre.pending_read_bytes", "/s"): make_gauge([0, 4, 5, 10], [0, pending, 0, 0]),
     }
 
 
@@ -112,7 +123,7 @@ def test_the_target_that_is_slower_than_the_others(slow_ns: float, resource: str
     series["lustre.target_rpcs_total", "s-MDT0000"] = grew(1)  # a metadata target is none of them
     series["lustre.target_rpc_ns_total", "s-MDT0000"] = grew(900 * MS)
     series["lustre.timeouts_total", "/s"] = grew(2)
-    series["lustre.targets_unconnected_count", "/s"] = gauge([0, 4, 5, 10], [0, 1, 0, 0])
+    series["lustre.targets_unconnected_count", "/s"] = make_gauge([0, 4, 5, 10], [0, 1, 0, 0])
     got = claims(series, {"remote_io": 0.8})["storage-remote"]
     assert got.resource == resource
     assert evidence(got)["lustre.timeouts_total"] == 2
@@ -128,7 +139,7 @@ def test_requests_to_a_windows_server_wait_for_credits() -> None:
         ("cifs.operation_ns_total", "filer:WRITE"): grew(9000 * MS),  # not asked
         ("cifs.operations_total", "/win:CREATE"): grew(70),
         ("cifs.operations_total", "/win:QUERY_INFO"): grew(30),
-        ("cifs.waiting_count", "filer"): gauge([0, 4, 5, 10], [0, 4, 0, 0]),
+        ("cifs.waiting_count", "filer"): make_gauge([0, 4, 5, 10], [0, 4, 0, 0]),
         ("cifs.read_bytes_total", "/win"): grew(MIB),
     }
     claimed = claims(series, {"remote_io": 1.0})
@@ -165,15 +176,17 @@ def test_slots_and_what_was_sent_again_on_nfs() -> None:
 def disk(name: str, read: float, wrote: float = 0, busy_s: float = 0.0) -> dict:
     """What a disk moved evenly from 0 s to 10 s."""
     return {
-        ("disk.read_bytes_total", name): counter([0, 10], [0, read]),
-        ("disk.write_bytes_total", name): counter([0, 10], [0, wrote]),
-        ("disk.busy_ns_total", name): counter([0, 10], [0, busy_s * 1e9]),
+        ("disk.read_bytes_total", name): make_counter([0, 10], [0, read]),
+        ("disk.write_bytes_total", name): make_counter([0, 10], [0, wrote]),
+        ("disk.busy_ns_total", name): make_counter([0, 10], [0, busy_s * 1e9]),
     }
 
 
 def job(read: int, wrote: int = 0):
     """A process that moved so much evenly from 0 s to 10 s."""
-    return process(100, io=io([0, 10], read_bytes=[0, read], write_bytes=[0, wrote]))
+    return make_process(
+        100, io=make_io_samples([0, 10], read_bytes=[0, read], write_bytes=[0, wrote])
+    )
 
 
 def test_others_keep_the_disk_busy() -> None:
@@ -195,10 +208,10 @@ def test_others_keep_the_disk_busy() -> None:
     ("series", "main"),
     [
         pytest.param(disk("sda", 1000, busy_s=9), job(610), id="most is the job's own"),
-        pytest.param(disk("sda", 1000, busy_s=9), process(100), id="the job is unknown"),
+        pytest.param(disk("sda", 1000, busy_s=9), make_process(100), id="the job is unknown"),
         pytest.param(
             disk("sda", 1000, busy_s=9),
-            process(100, io=io([0, 10], read_bytes=[-1, -1], write_bytes=[0, 0])),
+            make_process(100, io=make_io_samples([0, 10], read_bytes=[-1, -1], write_bytes=[0, 0])),
             id="permission was lost",
         ),
         pytest.param(disk("sda", 0, 300, 9), job(0, 290), id="its own checkpoint goes to disk"),
@@ -211,7 +224,7 @@ def test_others_keep_the_disk_busy() -> None:
         pytest.param(
             {
                 **disk("sda", 1000, busy_s=9),
-                ("memory.swap_in_bytes_total", ""): counter([0, 10], [0, 800]),
+                ("memory.swap_in_bytes_total", ""): make_counter([0, 10], [0, 800]),
             },
             job(200),
             id="swap",
@@ -258,9 +271,9 @@ def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
         **disk("sda", 250 * MIB, busy_s=8),
         **disk("sdb", 250 * MIB, busy_s=7),
     }
-    series["disk.reads_total", "md0"] = counter([0, 10], [0, 1000])
-    series["disk.queue_ns_total", "md0"] = counter([0, 10], [0, 40e9])
-    series["disk.read_ns_total", "md0"] = counter([0, 10], [0, 5e9])
+    series["disk.reads_total", "md0"] = make_counter([0, 10], [0, 1000])
+    series["disk.queue_ns_total", "md0"] = make_counter([0, 10], [0, 40e9])
+    series["disk.read_ns_total", "md0"] = make_counter([0, 10], [0, 5e9])
     raid = ({"name": "md0", "on": ["sda", "sdb"]},)
     claimed = claims(series, {"block_io": 0.6}, job(500 * MIB), raid)
     assert shares(claimed) == {"storage-local": 0.6}
@@ -286,18 +299,18 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
         ("disk.read_bytes_total", "dm-0"): grew(100 * MIB),
         ("memory.refaults_total", ""): grew(10240),
     }
-    main = process(
+    main = make_process(
         100,
         # of fetches of one sample each, those that read 2 and 6 MiB ended in the wait
         spans={
-            FETCH: spans(
+            FETCH: make_spans(
                 (3, 3.4, 1, 0, 0, 9 * MIB),
                 (3.7, 4.1, 1, 0, 0, 2 * MIB),
                 (4.2, 4.6, 1, 0, 0, 6 * MIB),
                 (4.8, 5.2, 1, 0, 0, 9 * MIB),
             )
         },
-        io=io(
+        io=make_io_samples(
             [0, 4, 5, 10],
             read_bytes=[0, 0, 75 * MIB, 75 * MIB],
             read_chars=[0, 0, 100 * MIB, 100 * MIB],

@@ -12,8 +12,15 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.object import StorageObject
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
-from tests.support.builders import counter, header, io, lost, process, rank
-from tests.support.data_waits import feeding
+from tests.support.builders import (
+    make_counter,
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+)
+from tests.support.data_waits import make_breakdown
 
 DETECTORS = (
     StorageLocal(),
@@ -32,8 +39,8 @@ def mount(point: str = "/data", **operations: tuple[int, float, float]) -> dict:
     out = {}
     for name, values in operations.items():
         for signal, value in zip(("operations_total", "rtt_ns_total", "execute_ns_total"), values):
-            out[f"nfs.{signal}", f"{point}:{name}"] = counter([0, 1, 3], [0, value, value])
-    out["nfs.read_bytes_total", point] = counter([0, 1, 3], [0, 1 << 20, 1 << 20])
+            out[f"nfs.{signal}", f"{point}:{name}"] = make_counter([0, 1, 3], [0, value, value])
+    out["nfs.read_bytes_total", point] = make_counter([0, 1, 3], [0, 1 << 20, 1 << 20])
     return out
 
 
@@ -41,10 +48,10 @@ def claims(
     series: dict, *rows: dict[str, float], mounts: tuple = (), main_io=None, **host: int
 ) -> dict:
     """What each cause of storage claims of the wait; the segment of computing has no cause."""
-    fed = feeding(*rows, {"remote_io": 1.0, "block_io": 0.0})
-    main = process(100, io=main_io)
-    timeline = rank(3, main, series=series, node=header(mounts=list(mounts), **host))
-    pieces = lost(*PIECES, step=3)
+    fed = make_breakdown(*rows, {"remote_io": 1.0, "block_io": 0.0})
+    main = make_process(100, io=main_io)
+    timeline = make_rank(3, main, series=series, node=make_header(mounts=list(mounts), **host))
+    pieces = make_lost_segments(*PIECES, step=3)
     by_key = {d.cause.id: d.claim(timeline, pieces, fed, d.Limits()) for d in DETECTORS}
     assert all(claim.share[1] == 0 for claim in by_key.values())
     return by_key
@@ -115,8 +122,8 @@ def test_without_counters_of_an_nfs_mount_the_leaf_is_not_reported(mounts, grade
 def test_pages_that_were_evicted_and_read_again() -> None:
     # 100 MiB read, 75 MiB of them had been in memory: 19,200 pages
     series = {
-        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
-        ("memory.refaults_total", ""): counter([0, 1, 3], [0, 19200, 19200]),
+        ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): make_counter([0, 1, 3], [0, 19200, 19200]),
     }
     claimed = claims(series, {"block_io": 0.6, "reading_cpu": 0.2})
     assert shares(claimed) == {"storage-local": 0.2, "storage-cold-cache": 0.6}
@@ -129,7 +136,7 @@ def test_pages_that_were_evicted_and_read_again() -> None:
         "disk.read_bytes_total": 100 << 20,
     }
     # A kernel with pages of 64 KiB counts 1,200 of them.
-    series["memory.refaults_total", ""] = counter([0, 1, 3], [0, 1200, 1200])
+    series["memory.refaults_total", ""] = make_counter([0, 1, 3], [0, 1200, 1200])
     large = claims(series, {"block_io": 0.6, "reading_cpu": 0.2}, page_bytes=65536)
     assert evidence(large["storage-cold-cache"]) == evidence(got)
 
@@ -137,8 +144,8 @@ def test_pages_that_were_evicted_and_read_again() -> None:
 @pytest.mark.parametrize("pages", [0, 7000, np.nan])  # 7000 pages are 0.27 of 100 MiB
 def test_few_refaults_are_what_every_cache_has(pages) -> None:
     series = {
-        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
-        ("memory.refaults_total", ""): counter([0, 1, 3], [0, pages, pages]),
+        ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): make_counter([0, 1, 3], [0, pages, pages]),
     }
     assert shares(claims(series, {"block_io": 0.6})) == {"storage-local": 0.6}
 
@@ -147,10 +154,10 @@ def test_few_refaults_are_what_every_cache_has(pages) -> None:
 def test_pages_that_other_processes_read_again_are_not_the_jobs(job_mib, cold) -> None:
     # of 100 MiB that the disk read, 75 had been in memory: known of the job if it read 30 or more
     series = {
-        ("disk.read_bytes_total", "vda"): counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
-        ("memory.refaults_total", ""): counter([0, 1, 3], [0, 19200, 19200]),
+        ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
+        ("memory.refaults_total", ""): make_counter([0, 1, 3], [0, 19200, 19200]),
     }
-    read = io((0, 1, 3), read_bytes=(0, job_mib << 20, job_mib << 20))
+    read = make_io_samples((0, 1, 3), read_bytes=(0, job_mib << 20, job_mib << 20))
     claimed = claims(series, {"block_io": 0.6}, main_io=read)
     assert shares(claimed).get("storage-cold-cache", 0.0) == cold
 
@@ -169,10 +176,10 @@ def test_pages_of_a_mount_without_counters_are_compared_with_what_calls_requeste
     disk_mib, cold
 ) -> None:
     series = {
-        ("disk.read_bytes_total", "vda"): counter([0, 3], [0, disk_mib * MIB * 3]),
-        ("memory.refaults_total", ""): counter([0, 3], [0, 76 * 256 * 3]),
+        ("disk.read_bytes_total", "vda"): make_counter([0, 3], [0, disk_mib * MIB * 3]),
+        ("memory.refaults_total", ""): make_counter([0, 3], [0, 76 * 256 * 3]),
     }
-    read = io((0, 3), read_bytes=(0, 0), read_chars=(0, 303 * MIB))
+    read = make_io_samples((0, 3), read_bytes=(0, 0), read_chars=(0, 303 * MIB))
     claimed = claims(series, {"remote_io": 0.8}, mounts=FUSE, main_io=read)
     expected = {"storage-remote": pytest.approx(0.8 - cold, abs=1e-3)}
     if cold:
@@ -185,13 +192,13 @@ def test_pages_of_a_mount_without_counters_are_compared_with_what_calls_requeste
 
 def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
     series = {
-        ("network.receive_bytes_total", "eth0"): counter([0, 1, 3], [0, 900, 900]),
-        ("tcp.job_received_bytes_total", "eth0"): counter([0, 1, 3], [0, 700, 5000]),
+        ("network.receive_bytes_total", "eth0"): make_counter([0, 1, 3], [0, 900, 900]),
+        ("tcp.job_received_bytes_total", "eth0"): make_counter([0, 1, 3], [0, 700, 5000]),
     }
     detector = StorageObject()
-    timeline = rank(3, process(100), series=series)
-    fed = feeding({"socket": 0.7, "user_cpu": 0.3}, {"socket": 1.0})
-    got = detector.claim(timeline, lost(*PIECES, step=3), fed, detector.Limits())
+    timeline = make_rank(3, make_process(100), series=series)
+    fed = make_breakdown({"socket": 0.7, "user_cpu": 0.3}, {"socket": 1.0})
+    got = detector.claim(timeline, make_lost_segments(*PIECES, step=3), fed, detector.Limits())
     np.testing.assert_allclose(got.share, [0.7, 0.0])
     assert (got.grade, got.resource) == ("B", "eth0")
     assert evidence(got) == {"worker.socket_ratio": 0.7, "tcp.job_received_bytes_total": 700}
@@ -199,7 +206,9 @@ def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
 
 def test_without_counters_of_the_network_the_sleep_alone_says_it() -> None:
     detector = StorageObject()
-    fed = feeding({"socket": 0.7}, {})
-    got = detector.claim(rank(3, process(100)), lost(*PIECES), fed, detector.Limits())
+    fed = make_breakdown({"socket": 0.7}, {})
+    got = detector.claim(
+        make_rank(3, make_process(100)), make_lost_segments(*PIECES), fed, detector.Limits()
+    )
     assert (got.share.tolist(), got.grade, got.resource) == ([0.7, 0.0], "B", "")
     assert list(evidence(got)) == ["worker.socket_ratio"]

@@ -17,7 +17,16 @@ from clusterprof.analysis.importers.kineto.event_columns import (
 )
 from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder
 from clusterprof.probe import layout
-from tests.support.kineto_traces import busy_ns, call, event, on_device, read, spans, step, written
+from tests.support.kineto_traces import (
+    import_trace,
+    list_busy_ns,
+    list_spans,
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    write_trace,
+)
 
 FLOW = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 0, "tid": 7, "ts": 5}
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -30,11 +39,11 @@ def block(*events: dict[str, Any]) -> bytes:
 def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
     result = CommonEventDecoder(classify.Kinds()).events(
         block(
-            event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}),
+            make_event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}),
             FLOW,
-            call("cudaDeviceSynchronize", 3, 4, 9),
-            on_device("ncclKernel_AllReduce", 5, 6, 9),
-            event("python_function", "torch/_dynamo/convert_frame.py(1): _compile", 7, 8),
+            make_runtime_call("cudaDeviceSynchronize", 3, 4, 9),
+            make_device_event("ncclKernel_AllReduce", 5, 6, 9),
+            make_event("python_function", "torch/_dynamo/convert_frame.py(1): _compile", 7, 8),
         )
     )
     assert result is not None
@@ -60,14 +69,15 @@ def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
 )
 def test_a_block_with_anything_unusual_is_left_to_others(odd: dict[str, Any]) -> None:
     assert (
-        CommonEventDecoder(classify.Kinds()).events(block(on_device("gemm", 1, 1, 1), odd)) is None
+        CommonEventDecoder(classify.Kinds()).events(block(make_device_event("gemm", 1, 1, 1), odd))
+        is None
     )
 
 
 def test_names_that_come_often_are_learned() -> None:
     reader = CommonEventDecoder(classify.Kinds())
-    few = block(on_device("gemm", 1, 1, 1), on_device("ncclKernel", 2, 1, 2))
-    many = block(*[on_device("gemm", n, 1, n) for n in range(600)])
+    few = block(make_device_event("gemm", 1, 1, 1), make_device_event("ncclKernel", 2, 1, 2))
+    many = block(*[make_device_event("gemm", n, 1, n) for n in range(600)])
     seen: list[Any] = [reader.events(text) for text in (few, many, few, few)]
     kinds = [[item.name.kind for item in batch] for batch in seen]
     assert kinds[0] == kinds[2] == kinds[3] == [classify.KERNEL, classify.COMM]
@@ -78,44 +88,44 @@ def test_names_that_come_often_are_learned() -> None:
 
 def trace() -> list[dict[str, Any]]:
     """Two devices, three threads, work that overlaps, numbers that come again."""
-    events = [step(n, 1000 * n, 900) for n in (1, 2, 3)]
-    events += [event("user_annotation", LOADER, 1000 * n + 800, 50) for n in (1, 2, 3)]
+    events = [make_step(n, 1000 * n, 900) for n in (1, 2, 3)]
+    events += [make_event("user_annotation", LOADER, 1000 * n + 800, 50) for n in (1, 2, 3)]
     for n in range(60):
         at = 1000 + 50 * n
-        events.append(event("cpu_op", "aten::mm", at, 20, tid=100 + n % 3))
-        events.append(call("cudaLaunchKernel", at + 2, 5, n % 40, tid=100 + n % 3))
+        events.append(make_event("cpu_op", "aten::mm", at, 20, tid=100 + n % 3))
+        events.append(make_runtime_call("cudaLaunchKernel", at + 2, 5, n % 40, tid=100 + n % 3))
         name = "ncclKernel_AllReduce_Sum" if n % 7 == 3 else "gemm"
         took = 120 if n % 9 == 4 else 7
-        events.append(on_device(name, at + 10 + n % 5, took, n % 40, device=n % 2))
-    events.append(call("cudaDeviceSynchronize", 3000, 400))
+        events.append(make_device_event(name, at + 10 + n % 5, took, n % 40, device=n % 2))
+    events.append(make_runtime_call("cudaDeviceSynchronize", 3000, 400))
     return events
 
 
 def all_of(path: Path) -> tuple[list[str], dict[str, int]]:
-    (node,), account = read(path)
+    (node,), account = import_trace(path)
     return [repr(value) for batch in node.records() for value in batch], dict(account.read)
 
 
 def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
-    plain = written(tmp_path, json.dumps({"traceEvents": trace()}), "rank0.json")
+    plain = write_trace(tmp_path, json.dumps({"traceEvents": trace()}), "rank0.json")
     odd = {"ph": "i", "name": "no category", "ts": 1, "pid": 1, "tid": 1}
-    other = written(tmp_path, json.dumps({"traceEvents": [*trace(), odd]}), "rank00.json")
+    other = write_trace(tmp_path, json.dumps({"traceEvents": [*trace(), odd]}), "rank00.json")
     assert CommonEventDecoder(classify.Kinds()).events(block(*trace())) is not None
     assert CommonEventDecoder(classify.Kinds()).events(block(*trace(), odd)) is None
     assert all_of(plain) == all_of(other)
 
 
 def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatch: Any) -> None:
-    path = written(tmp_path, json.dumps({"traceEvents": trace()}))
+    path = write_trace(tmp_path, json.dumps({"traceEvents": trace()}))
     at_once = all_of(path)
     monkeypatch.setattr(event_columns, "ROWS_PER_SLICE", 4)
     monkeypatch.setattr(event_columns, "_PACK_AFTER_ROWS", 1)
     monkeypatch.setattr(event_columns, "_MERGE_AFTER_ROWS", 2)
     assert all_of(path) == at_once
-    (node,), _ = read(path)
+    (node,), _ = import_trace(path)
     # The trace begins with the first step; 10 µs later the first kernel does.
-    assert busy_ns(node)[1] == (10_000, 0)
-    assert len(spans(node, layout.STEP)) == 3
+    assert list_busy_ns(node)[1] == (10_000, 0)
+    assert len(list_spans(node, layout.STEP)) == 3
 
 
 def test_a_column_holds_what_any_piece_holds() -> None:

@@ -19,7 +19,14 @@ from clusterprof.analysis.importers.kineto.host_functions import find_innermost_
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Finding, Report
-from tests.support.kineto_traces import call, document, event, on_device, step, written
+from tests.support.kineto_traces import (
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 
 MS = 1_000
 """In the trace's microseconds."""
@@ -29,7 +36,7 @@ Events = Iterable[dict[str, Any]]
 
 def function(name: str, at: float, dur: float) -> dict[str, Any]:
     """A call of a Python function."""
-    return event("python_function", name, at, dur)
+    return make_event("python_function", name, at, dur)
 
 
 def steps(middle: Callable[[int, float], Events]) -> list[dict[str, Any]]:
@@ -38,12 +45,12 @@ def steps(middle: Callable[[int, float], Events]) -> list[dict[str, Any]]:
     for number in range(STEPS):
         at, link = number * 100 * MS, 10 * number
         events += [
-            step(number + 1, at, 100 * MS),
-            call("cudaLaunchKernel", at, 10, link + 1),
-            on_device("gemm", at, 10 * MS, link + 1),
+            make_step(number + 1, at, 100 * MS),
+            make_runtime_call("cudaLaunchKernel", at, 10, link + 1),
+            make_device_event("gemm", at, 10 * MS, link + 1),
             *middle(number, at),
-            call("cudaLaunchKernel", at + 80 * MS - 10, 10, link + 2),
-            on_device("gemm", at + 80 * MS, 20 * MS, link + 2),
+            make_runtime_call("cudaLaunchKernel", at + 80 * MS - 10, 10, link + 2),
+            make_device_event("gemm", at + 80 * MS, 20 * MS, link + 2),
         ]
     return events
 
@@ -51,7 +58,7 @@ def steps(middle: Callable[[int, float], Events]) -> list[dict[str, Any]]:
 def report_of(events: Events, folder: Path, **beside: Any) -> Report:
     """The report on a trace; a rank of a job of one, unless the trace says otherwise."""
     beside = beside or {"distributedInfo": {"rank": 0, "world_size": 1}}
-    return analyze(written(folder, document(events, **beside)))
+    return analyze(write_trace(folder, make_trace(events, **beside)))
 
 
 def ms_of(report: Report) -> dict[str, float]:
@@ -80,8 +87,8 @@ def test_a_host_that_launches_all_the_time_is_launch_bound(tmp_path: Path) -> No
         for index in range(140):  # every half millisecond, kernels of 1 us
             link = 1000 + 200 * number + index
             begin = at + 10 * MS + 500 * index
-            yield call("cudaLaunchKernel", begin, 5, link)
-            yield on_device("add", begin + 6, 1, link)
+            yield make_runtime_call("cudaLaunchKernel", begin, 5, link)
+            yield make_device_event("add", begin + 6, 1, link)
 
     report = report_of(steps(launches), tmp_path)
     # 70 ms less 140 kernels; each gap ends with the call, 1 us before its kernel
@@ -90,7 +97,9 @@ def test_a_host_that_launches_all_the_time_is_launch_bound(tmp_path: Path) -> No
 
 
 def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path) -> None:
-    report = report_of(steps(lambda number, at: [call("hipFree", at + 15 * MS, 60 * MS)]), tmp_path)
+    report = report_of(
+        steps(lambda number, at: [make_runtime_call("hipFree", at + 15 * MS, 60 * MS)]), tmp_path
+    )
     assert ms_of(report) == {"memory-free": 4 * 60.0, "unattributed": 4 * 10.0}
     assert {item.id for item in list_recommendations("memory-free")} == {
         "no-cache-flush",
@@ -107,9 +116,11 @@ def test_an_allocator_that_keeps_no_block_is_switched_on(
     """Each step obtains 60 blocks; growing segments help only an allocator that keeps blocks."""
 
     def churns(number: int, at: float) -> Events:
-        yield from (call("hipMalloc", at + 11 * MS + 10 * n, 10) for n in range(60))
+        yield from (make_runtime_call("hipMalloc", at + 11 * MS + 10 * n, 10) for n in range(60))
         length = 66 * MS / frees
-        yield from (call("hipFree", at + 12 * MS + length * n, length) for n in range(frees))
+        yield from (
+            make_runtime_call("hipFree", at + 12 * MS + length * n, length) for n in range(frees)
+        )
 
     events = [item for repeat in range(5) for item in _shift(steps(churns), repeat)]
     finding = named(report_of(events, tmp_path), "memory-free")
@@ -121,16 +132,18 @@ def test_an_allocator_that_keeps_no_block_is_switched_on(
 
 
 WARM = {
-    "module": [call("cuModuleLoadData", 20 * MS, 40 * MS)],
-    "attributes": [call("cudaFuncGetAttributes", (20 + 4 * n) * MS, 4 * MS) for n in range(10)],
-    "capture": [
-        call("cudaStreamBeginCapture", 20 * MS, 10),
-        call("cudaLaunchKernel", 30 * MS, 5, 900),  # recorded, not run
-        call("cudaStreamEndCapture", 49 * MS, MS),
-        call("cudaGraphInstantiate_v12000", 50 * MS, 10 * MS),
+    "module": [make_runtime_call("cuModuleLoadData", 20 * MS, 40 * MS)],
+    "attributes": [
+        make_runtime_call("cudaFuncGetAttributes", (20 + 4 * n) * MS, 4 * MS) for n in range(10)
     ],
-    "first launches": [call("cudaLaunchKernel", 20 * MS, 40 * MS, 901)],
-    "context": [call("cuDevicePrimaryCtxRetain", 20 * MS, 40 * MS)],
+    "capture": [
+        make_runtime_call("cudaStreamBeginCapture", 20 * MS, 10),
+        make_runtime_call("cudaLaunchKernel", 30 * MS, 5, 900),  # recorded, not run
+        make_runtime_call("cudaStreamEndCapture", 49 * MS, MS),
+        make_runtime_call("cudaGraphInstantiate_v12000", 50 * MS, 10 * MS),
+    ],
+    "first launches": [make_runtime_call("cudaLaunchKernel", 20 * MS, 40 * MS, 901)],
+    "context": [make_runtime_call("cuDevicePrimaryCtxRetain", 20 * MS, 40 * MS)],
 }
 
 
@@ -156,9 +169,9 @@ def test_memory_calls_in_the_first_step_of_the_trace_are_no_warm_up(
     """The allocator runs out of memory once: the device has worked before, nothing is loaded."""
 
     def allocates(number: int, at: float) -> Events:
-        yield from (call("cudaLaunchKernel", at + 20 + 10 * n, 5) for n in range(10))
+        yield from (make_runtime_call("cudaLaunchKernel", at + 20 + 10 * n, 5) for n in range(10))
         if not number:
-            yield from (call(name, at + (15 + 2 * n) * MS, 2 * MS) for n in range(20))
+            yield from (make_runtime_call(name, at + (15 + 2 * n) * MS, 2 * MS) for n in range(20))
 
     lost = ms_of(report_of(steps(allocates), tmp_path))
     assert lost[MEMORY[name]] == pytest.approx(40.0)
@@ -167,26 +180,32 @@ def test_memory_calls_in_the_first_step_of_the_trace_are_no_warm_up(
 
 def test_memory_calls_before_the_first_launches_set_the_device_up(tmp_path: Path) -> None:
     trace = [
-        step(1, 0, 100 * MS),
-        call("cudaFree", 1 * MS, 40 * MS),
-        *(call("cudaLaunchKernel", 42 * MS + 10 * n, 5) for n in range(10)),
-        call("cudaFree", 45 * MS, 20 * MS),
-        call("cudaLaunchKernel", 70 * MS, 10, 1),
-        on_device("gemm", 70 * MS + 20, 30 * MS - 20, 1),
+        make_step(1, 0, 100 * MS),
+        make_runtime_call("cudaFree", 1 * MS, 40 * MS),
+        *(make_runtime_call("cudaLaunchKernel", 42 * MS + 10 * n, 5) for n in range(10)),
+        make_runtime_call("cudaFree", 45 * MS, 20 * MS),
+        make_runtime_call("cudaLaunchKernel", 70 * MS, 10, 1),
+        make_device_event("gemm", 70 * MS + 20, 30 * MS - 20, 1),
     ]
     lost = ms_of(report_of(trace, tmp_path))
     assert (lost["warm-up"], lost["memory-free"]) == pytest.approx((40.0, 20.0))
 
 
 def test_slow_launches_in_every_step_are_no_warm_up(tmp_path: Path) -> None:
-    trace = steps(lambda number, at: [call("cudaGraphLaunch", at + 20 * MS, 40 * MS, 900 + number)])
+    trace = steps(
+        lambda number, at: [
+            make_runtime_call("cudaGraphLaunch", at + 20 * MS, 40 * MS, 900 + number)
+        ]
+    )
     assert ms_of(report_of(trace, tmp_path))["launch-bound"] == pytest.approx(4 * 40.0, abs=0.1)
 
 
 def test_the_function_that_prepares_data_is_named(tmp_path: Path) -> None:
     def prepares(number: int, at: float) -> Events:
         yield function("train.py(40): train", at, 100 * MS)
-        yield call("cudaStreamSynchronize", at + 1 * MS, 9 * MS + 20)  # 20 us into the gap
+        yield make_runtime_call(
+            "cudaStreamSynchronize", at + 1 * MS, 9 * MS + 20
+        )  # 20 us into the gap
         yield function("src/app/video/data.py(12): preprocess", at + 12 * MS, 60 * MS)
         yield function("numpy/lib/stride.py(7): tile", at + 20 * MS, 20 * MS)
         yield function("<built-in method contiguous of Tensor>", at + 41 * MS, 10 * MS)
@@ -241,8 +260,8 @@ def test_reading_inside_of_loading_data_is_a_wait_for_data(tmp_path: Path) -> No
 def test_a_copy_is_charged_with_what_it_covers(tmp_path: Path) -> None:
     def copies(number: int, at: float) -> Events:  # 60 bytes, and a call of 60 ms around them
         link = 500 + number
-        yield call("hipMemcpyWithStream", at + 12 * MS, 60 * MS, link)
-        yield on_device(
+        yield make_runtime_call("hipMemcpyWithStream", at + 12 * MS, 60 * MS, link)
+        yield make_device_event(
             "Memcpy HtoD (Pageable -> Device)", at + 72 * MS - 10, 5, link, "gpu_memcpy", bytes=60
         )
 
@@ -257,8 +276,8 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
         number: int, at: float
     ) -> Events:  # from 20 to 70 ms, the last 10 ms from the device
         link = 500 + 2 * number
-        yield call("cudaMemcpyAsync", at + 9 * MS, 10, link)
-        yield on_device(
+        yield make_runtime_call("cudaMemcpyAsync", at + 9 * MS, 10, link)
+        yield make_device_event(
             "Memcpy HtoD (Pinned -> Device)",
             at + 5 * MS,
             55 * MS,
@@ -266,8 +285,8 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
             "gpu_memcpy",
             bytes=1 << 30,
         )
-        yield call("cudaMemcpyAsync", at + 9 * MS + 20, 10, link + 1)
-        yield on_device(
+        yield make_runtime_call("cudaMemcpyAsync", at + 9 * MS + 20, 10, link + 1)
+        yield make_device_event(
             "Memcpy DtoH (Device -> Pinned)", at + 60 * MS, 20 * MS, link + 1, "gpu_memcpy", bytes=8
         )
 
@@ -288,7 +307,9 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
 
 def test_a_rank_alone_has_no_peers(tmp_path: Path) -> None:
     def reduces(number: int, at: float) -> Events:
-        yield on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", at + 10 * MS, 70 * MS, 700)
+        yield make_device_event(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", at + 10 * MS, 70 * MS, 700
+        )
 
     report = report_of(steps(reduces), tmp_path)
     assert ms_of(report) == {}  # the kernel works for this rank alone
@@ -298,9 +319,9 @@ def test_a_host_that_runs_ahead_has_steps_as_long_as_its_device_works(tmp_path: 
     events = []
     for number in range(4):  # 2 ms of launching each, 100 ms of work each
         events += [
-            step(number, number * 2 * MS, 2 * MS),
-            call("cudaLaunchKernel", number * 2 * MS, 10, number + 1),
-            on_device("gemm", MS + number * 100 * MS, 100 * MS, number + 1),
+            make_step(number, number * 2 * MS, 2 * MS),
+            make_runtime_call("cudaLaunchKernel", number * 2 * MS, 10, number + 1),
+            make_device_event("gemm", MS + number * 100 * MS, 100 * MS, number + 1),
         ]
     report = report_of(events, tmp_path)
     assert report.in_step_ns == 401_000_000 and report.outside_ns == 0
@@ -311,9 +332,9 @@ def test_steps_of_a_host_that_runs_ahead_end_with_the_work_launched_in_them(tmp_
     events = []
     for number, work in enumerate((50, 100, 300)):  # 2 ms of launching, then work of 50, 100, 300
         events += [
-            step(number, number * 2 * MS, 2 * MS),
-            call("cudaLaunchKernel", number * 2 * MS, 10, number + 1),
-            on_device("gemm", MS + (0, 50, 150)[number] * MS, work * MS, number + 1),
+            make_step(number, number * 2 * MS, 2 * MS),
+            make_runtime_call("cudaLaunchKernel", number * 2 * MS, 10, number + 1),
+            make_device_event("gemm", MS + (0, 50, 150)[number] * MS, work * MS, number + 1),
         ]
     report = report_of(events, tmp_path)
     assert report.in_step_ns == 451_000_000
@@ -324,10 +345,10 @@ def test_steps_of_a_host_that_runs_ahead_end_with_the_work_launched_in_them(tmp_
 def test_a_wait_for_data_before_the_first_step_belongs_to_no_step(tmp_path: Path) -> None:
     def loads(number: int, at: float) -> Events:
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-        return [event("user_annotation", name, at + 20 * MS, 10 * MS)]
+        return [make_event("user_annotation", name, at + 20 * MS, 10 * MS)]
 
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    before = [event("user_annotation", name, -80 * MS, 85 * MS)]  # until 5 ms after it
+    before = [make_event("user_annotation", name, -80 * MS, 85 * MS)]  # until 5 ms after it
     report = report_of([*before, *steps(loads)], tmp_path)
     ratio = {metric.name: metric.value for metric in report.metrics}["data_wait.ratio"]
     assert ratio == pytest.approx((4 * 10 + 5) / 400)
@@ -338,10 +359,12 @@ def test_operators_are_launching_and_those_that_compute_on_the_host_are_named(
 ) -> None:
     def runs(number: int, at: float) -> Events:
         link = 700 + number
-        yield event("cpu_op", "aten::mul", at + 10 * MS, 30 * MS)
-        yield call("cudaLaunchKernel", at + 40 * MS - 10, 5, link)
-        yield on_device("mul", at + 40 * MS, 1, link)
-        yield event("cpu_op", "aten::sort", at + 45 * MS, 25 * MS)  # on the CPU: launches nothing
+        yield make_event("cpu_op", "aten::mul", at + 10 * MS, 30 * MS)
+        yield make_runtime_call("cudaLaunchKernel", at + 40 * MS - 10, 5, link)
+        yield make_device_event("mul", at + 40 * MS, 1, link)
+        yield make_event(
+            "cpu_op", "aten::sort", at + 45 * MS, 25 * MS
+        )  # on the CPU: launches nothing
 
     report = report_of(steps(runs), tmp_path)
     lost = ms_of(report)
@@ -367,10 +390,10 @@ def test_operators_that_launch_nothing_are_overhead_near_launches_only(
     def runs(number: int, at: float) -> Events:
         for index in range(136):
             begin, link = at + 11 * MS + index * MS / 2, 1000 * (number + 1) + index
-            yield event("cpu_op", f"aten::op{index % 3}", begin, 0.4 * MS)
+            yield make_event("cpu_op", f"aten::op{index % 3}", begin, 0.4 * MS)
             if index % grain == 0:
-                yield call("cudaLaunchKernel", begin, 5, link)
-                yield on_device("add", begin + 6, 1, link)
+                yield make_runtime_call("cudaLaunchKernel", begin, 5, link)
+                yield make_device_event("add", begin + 6, 1, link)
 
     report = report_of(steps(runs), tmp_path)
     reasons = [ns / 1e6 for name, ns in report.unattributed_reasons if name.startswith("on-host")]
@@ -381,7 +404,7 @@ def test_operators_that_launch_nothing_are_overhead_near_launches_only(
 def test_operators_while_data_are_prepared_are_preprocessing(tmp_path: Path) -> None:
     def prepares(number: int, at: float) -> Events:
         yield function("app/data.py(3): load_batch", at + 20 * MS, 50 * MS)
-        yield event("cpu_op", "aten::index", at + 30 * MS, 30 * MS)
+        yield make_event("cpu_op", "aten::index", at + 30 * MS, 30 * MS)
 
     report = report_of(steps(prepares), tmp_path)
     assert ms_of(report) == {"cpu-preprocess": 4 * 50.0, "unattributed": 4 * 20.0}
@@ -389,9 +412,9 @@ def test_operators_while_data_are_prepared_are_preprocessing(tmp_path: Path) -> 
 
 def test_work_of_an_unknown_launch_waited_for_the_operators(tmp_path: Path) -> None:
     def runs(number: int, at: float) -> Events:  # the kernel at 60 ms has no correlation
-        yield event("cpu_op", "aten::add", at + 5 * MS, 54 * MS)
-        yield call("cudaLaunchKernel", at + 50 * MS, 10, 900 + number)
-        yield on_device("add", at + 60 * MS, 20 * MS, 0)
+        yield make_event("cpu_op", "aten::add", at + 5 * MS, 54 * MS)
+        yield make_runtime_call("cudaLaunchKernel", at + 50 * MS, 10, 900 + number)
+        yield make_device_event("add", at + 60 * MS, 20 * MS, 0)
 
     lost = ms_of(report_of(steps(runs), tmp_path))
     assert lost == {"launch-bound": pytest.approx(4 * 49.0, abs=0.1), "unattributed": 4 * 1.0}
@@ -406,8 +429,8 @@ def test_python_of_the_model_between_launches_is_launching_and_named(
     def runs(number: int, at: float) -> Events:
         for index in range(4 if launches_near else 0):
             link = 700 + 10 * number + index
-            yield call("cudaLaunchKernel", at + (20 + 15 * index) * MS, 5, link)
-            yield on_device("add", at + (20 + 15 * index) * MS + 6, 1, link)
+            yield make_runtime_call("cudaLaunchKernel", at + (20 + 15 * index) * MS, 5, link)
+            yield make_device_event("add", at + (20 + 15 * index) * MS + 6, 1, link)
         yield function("app/run.py(7): run", at, 100 * MS)
         yield function("torch/utils/_contextlib.py(9): decorate_context", at + 1, 99 * MS)
         yield function("diffusers/hooks/hooks.py(248): reset_hooks", at + 15 * MS, 60 * MS)
@@ -437,24 +460,26 @@ def test_python_of_the_model_between_launches_is_launching_and_named(
 def test_memory_calls_of_every_step_are_a_cause(
     name: str, cause: str, note: str, tmp_path: Path
 ) -> None:
-    report = report_of(steps(lambda number, at: [call(name, at + 15 * MS, 60 * MS)]), tmp_path)
+    report = report_of(
+        steps(lambda number, at: [make_runtime_call(name, at + 15 * MS, 60 * MS)]), tmp_path
+    )
     assert ms_of(report) == {cause: 4 * 60.0, "unattributed": 4 * 10.0}
     assert notes_of(named(report, cause)) == [note]
 
 
 def test_pinning_before_the_first_launches_is_warm_up(tmp_path: Path) -> None:
-    pins = [call("cudaHostRegister", 20 * MS, 40 * MS)]
+    pins = [make_runtime_call("cudaHostRegister", 20 * MS, 40 * MS)]
     report = report_of(steps(lambda number, at: () if number else pins), tmp_path)
     assert ms_of(report) == {"warm-up": 40.0, "unattributed": 240.0}
 
 
 def test_communication_that_outlasts_the_steps_counts_until_their_end(tmp_path: Path) -> None:
     events = [  # of 40 ms of communication 5 lie in the step, and a kernel hides 3 of them
-        step(1, 0, 100 * MS),
-        call("cudaLaunchKernel", 0, 10, 1),
-        on_device("gemm", 0, 98 * MS, 1),
-        call("cudaLaunchKernel", 20, 10, 2),
-        on_device("dpsk::ep::internode::combine<false>(int)", 95 * MS, 40 * MS, 2),
+        make_step(1, 0, 100 * MS),
+        make_runtime_call("cudaLaunchKernel", 0, 10, 1),
+        make_device_event("gemm", 0, 98 * MS, 1),
+        make_runtime_call("cudaLaunchKernel", 20, 10, 2),
+        make_device_event("dpsk::ep::internode::combine<false>(int)", 95 * MS, 40 * MS, 2),
     ]
     report = report_of(events, tmp_path, distributedInfo={"rank": 0, "world_size": 2})
     assert report.lost_ns == 2_000_000
@@ -510,10 +535,10 @@ def test_a_fused_optimizer_is_advised_where_one_was_seen(tmp_path: Path, trains:
         for index in range(140):
             link = 1000 + 200 * number + index
             begin = at + 10 * MS + 500 * index
-            yield call("cudaLaunchKernel", begin, 5, link)
-            yield on_device("add", begin + 6, 1, link)
+            yield make_runtime_call("cudaLaunchKernel", begin, 5, link)
+            yield make_device_event("add", begin + 6, 1, link)
         if trains:
-            yield event("user_annotation", "Optimizer.step#SGD.step", at + 60 * MS, 5 * MS)
+            yield make_event("user_annotation", "Optimizer.step#SGD.step", at + 60 * MS, 5 * MS)
 
     events = [item for repeat in range(5) for item in _shift(steps(launches), repeat)]
     finding = named(report_of(events, tmp_path), "launch-bound")

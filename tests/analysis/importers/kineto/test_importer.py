@@ -14,36 +14,38 @@ from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.probe import layout
 from tests.support.kineto_traces import (
     START_US,
-    busy_ns,
-    call,
-    document,
-    event,
-    idle_ns,
-    on_device,
-    ranks,
-    read,
-    spans,
-    step,
-    written,
+    import_trace,
+    list_busy_ns,
+    list_ranks,
+    list_spans,
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    measure_idle_ns,
+    write_trace,
 )
 
 US = 1_000
 LATE = [
-    step(4, 0, 100),
-    call("cudaLaunchKernel", 5, 5, 1),  # while the device has nothing: late until 10
-    on_device("gemm", 12, 18, 1),
-    event("cpu_op", "aten::add", 40, 12),
-    call("cudaLaunchKernel", 45, 6, 2),  # begun 15 after the gap began: late until 51
-    call("cudaLaunchKernel", 52, 2, 3),  # the third lies ready when the second ends
-    on_device("gemm", 53, 7, 2),
-    on_device("gemm", 66, 4, 3),
-    on_device("Memset (Device)", 68, 12, 9, "gpu_memset"),  # another stream, from 68 to 80
+    make_step(4, 0, 100),
+    make_runtime_call("cudaLaunchKernel", 5, 5, 1),  # while the device has nothing: late until 10
+    make_device_event("gemm", 12, 18, 1),
+    make_event("cpu_op", "aten::add", 40, 12),
+    make_runtime_call("cudaLaunchKernel", 45, 6, 2),  # begun 15 after the gap began: late until 51
+    make_runtime_call("cudaLaunchKernel", 52, 2, 3),  # the third lies ready when the second ends
+    make_device_event("gemm", 53, 7, 2),
+    make_device_event("gemm", 66, 4, 3),
+    make_device_event("Memset (Device)", 68, 12, 9, "gpu_memset"),  # another stream, from 68 to 80
 ]
 
 
 def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_path: Path) -> None:
-    (node,), account = read(written(tmp_path, document(LATE, distributedInfo={"rank": 3})))
-    assert busy_ns(node) == [
+    (node,), account = import_trace(
+        write_trace(tmp_path, make_trace(LATE, distributedInfo={"rank": 3}))
+    )
+    assert list_busy_ns(node) == [
         (0, 0),
         (12 * US, 0),
         (30 * US, 18 * US),
@@ -53,13 +55,13 @@ def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_pa
         (80 * US, 39 * US),
         (100 * US, 39 * US),
     ]
-    assert spans(node, layout.STEP) == [(0, 100 * US, 4, 2, -1, -1)]
-    assert spans(node, layout.STARVED) == [
+    assert list_spans(node, layout.STEP) == [(0, 100 * US, 4, 2, -1, -1)]
+    assert list_spans(node, layout.STARVED) == [
         (0, 10 * US, 5 * US, 0, 0, 0),
         (30 * US, 51 * US, 21 * US, 0, 0, 0),  # between two launches, 34 apart, and in the second
         (80 * US, 100 * US, 0, 0, 0, 0),  # nothing more was launched
     ]
-    assert [(r["rank"], r["pid"], r["device"]) for r in ranks(node)] == [(3, 100, "gpu0")]
+    assert [(r["rank"], r["pid"], r["device"]) for r in list_ranks(node)] == [(3, 100, "gpu0")]
     assert account.format_line() == (
         "rank0.json: PyTorch profiler (Kineto) trace: 3 kernels, 1 copies, 1 operators,"
         " 3 runtime calls, 1 steps, 3 gaps with a late host"
@@ -77,73 +79,83 @@ OLD = {
 
 def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
     old = [{**entry, "cat": OLD[entry["cat"]], "tid": str(entry["tid"])} for entry in LATE]
-    new = read(written(tmp_path, document(LATE)))[0][0]
-    listed = read(written(tmp_path, "[\n" + ",\n".join(map(json.dumps, old)) + "\n]", "b.json"))[0]
-    assert busy_ns(listed[0]) == busy_ns(new)
+    new = import_trace(write_trace(tmp_path, make_trace(LATE)))[0][0]
+    listed = import_trace(
+        write_trace(tmp_path, "[\n" + ",\n".join(map(json.dumps, old)) + "\n]", "b.json")
+    )[0]
+    assert list_busy_ns(listed[0]) == list_busy_ns(new)
     for kind in (layout.STEP, layout.STARVED):
-        assert spans(listed[0], kind) == spans(new, kind)
+        assert list_spans(listed[0], kind) == list_spans(new, kind)
 
 
 def test_packed_files_say_the_same(tmp_path: Path) -> None:
-    text = document(LATE)
-    plain = read(written(tmp_path, text))[0][0]
-    packed = read(written(tmp_path, gzip.compress(text.encode()), "rank0.json.gz"))[0][0]
+    text = make_trace(LATE)
+    plain = import_trace(write_trace(tmp_path, text))[0][0]
+    packed = import_trace(write_trace(tmp_path, gzip.compress(text.encode()), "rank0.json.gz"))[0][
+        0
+    ]
     with zipfile.ZipFile(tmp_path / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("traces/rank0.json", text)
-    zipped = read(tmp_path / "all.zip")[0][0]
-    assert busy_ns(plain) == busy_ns(packed) == busy_ns(zipped)
+    zipped = import_trace(tmp_path / "all.zip")[0][0]
+    assert list_busy_ns(plain) == list_busy_ns(packed) == list_busy_ns(zipped)
 
 
 def test_waits_for_data_and_what_was_computed_in_them(tmp_path: Path) -> None:
     name = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
     trace = [
-        step(1, 0, 1000),
-        event("user_annotation", name.format("SingleProcess"), 10, 200),
-        event("cpu_op", "aten::stack", 20, 50),
-        event("cpu_op", "aten::cat", 30, 20),  # within the one before
-        event("cpu_op", "aten::div", 200, 40),  # ends 30 after the wait
-        event("cpu_op", name.format("MultiProcessing"), 500, 100),
-        event("cpu_op", name.format("SingleProcess"), 700, 10, tid=101),
-        call("cudaLaunchKernel", 900, 5, 1),
-        on_device("gemm", 910, 10, 1),
+        make_step(1, 0, 1000),
+        make_event("user_annotation", name.format("SingleProcess"), 10, 200),
+        make_event("cpu_op", "aten::stack", 20, 50),
+        make_event("cpu_op", "aten::cat", 30, 20),  # within the one before
+        make_event("cpu_op", "aten::div", 200, 40),  # ends 30 after the wait
+        make_event("cpu_op", name.format("MultiProcessing"), 500, 100),
+        make_event("cpu_op", name.format("SingleProcess"), 700, 10, tid=101),
+        make_runtime_call("cudaLaunchKernel", 900, 5, 1),
+        make_device_event("gemm", 910, 10, 1),
     ]
-    (node,), account = read(written(tmp_path, document(trace)))
-    assert spans(node, layout.DATA_WAIT) == [
+    (node,), account = import_trace(write_trace(tmp_path, make_trace(trace)))
+    assert list_spans(node, layout.DATA_WAIT) == [
         (10 * US, 210 * US, -1, 0, 0, -1),
         (500 * US, 600 * US, -1, -1, -1, -1),
     ]
-    assert spans(node, layout.LOADING) == [(10 * US, 210 * US, 0, 60 * US, 0, 0)]
+    assert list_spans(node, layout.LOADING) == [(10 * US, 210 * US, 0, 60 * US, 0, 0)]
     assert account.skipped["waits for data outside the training thread"] == 1
 
 
 def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
     trace = [
-        step(1, 0, 20_000),
-        call("cudaMemcpyAsync", 100, 400, 1),
-        on_device("Memcpy HtoD (Pageable -> Device)", 120, 370, 1, "gpu_memcpy", bytes=4096),
-        call("cudaMemcpyAsync", 600, 10, 2),  # returns long before the copy is done
-        on_device("Memcpy HtoD (Pinned -> Device)", 620, 300, 2, "gpu_memcpy", bytes=64),
-        call("cudaDeviceSynchronize", 1000, 50),
-        call("cudaMemcpyAsync", 1100, 80, 3),
-        on_device("Memcpy DtoH (Device -> Pageable)", 1150, 5, 3, "gpu_memcpy", bytes=8),
-        call("hipStreamSynchronize", 8000, 30),
-        call("cudaMalloc", 9000, 100),
-        call("cudaFree", 9200, 20),
-        call("cudaMalloc", 9300, 100),
-        event("user_annotation", "Optimizer.step#SGD.step", 10_000, 500),
-        event("cpu_op", "inner (dynamo_timed)", 11_000, 300),
-        event("cpu_op", "inner (dynamo_timed)", 11_050, 100),
+        make_step(1, 0, 20_000),
+        make_runtime_call("cudaMemcpyAsync", 100, 400, 1),
+        make_device_event(
+            "Memcpy HtoD (Pageable -> Device)", 120, 370, 1, "gpu_memcpy", bytes=4096
+        ),
+        make_runtime_call("cudaMemcpyAsync", 600, 10, 2),  # returns long before the copy is done
+        make_device_event("Memcpy HtoD (Pinned -> Device)", 620, 300, 2, "gpu_memcpy", bytes=64),
+        make_runtime_call("cudaDeviceSynchronize", 1000, 50),
+        make_runtime_call("cudaMemcpyAsync", 1100, 80, 3),
+        make_device_event("Memcpy DtoH (Device -> Pageable)", 1150, 5, 3, "gpu_memcpy", bytes=8),
+        make_runtime_call("hipStreamSynchronize", 8000, 30),
+        make_runtime_call("cudaMalloc", 9000, 100),
+        make_runtime_call("cudaFree", 9200, 20),
+        make_runtime_call("cudaMalloc", 9300, 100),
+        make_event("user_annotation", "Optimizer.step#SGD.step", 10_000, 500),
+        make_event("cpu_op", "inner (dynamo_timed)", 11_000, 300),
+        make_event("cpu_op", "inner (dynamo_timed)", 11_050, 100),
     ]
-    (node,), _ = read(written(tmp_path, document(trace)))
-    assert spans(node, layout.H2D) == [(100 * US, 500 * US, 4096, 0, 0, 0)]
-    assert spans(node, layout.SYNC) == [
+    (node,), _ = import_trace(write_trace(tmp_path, make_trace(trace)))
+    assert list_spans(node, layout.H2D) == [(100 * US, 500 * US, 4096, 0, 0, 0)]
+    assert list_spans(node, layout.SYNC) == [
         (1000 * US, 1180 * US, 130 * US, 2, 0, 0),
         (8000 * US, 8030 * US, 30 * US, 1, 0, 0),
     ]
-    assert spans(node, layout.ALLOCATOR) == [(9100 * US, 9400 * US, -1, 2, 1, 0)]  # first to last
-    assert spans(node, layout.OPTIMIZER) == [(10_000 * US, 10_500 * US, 0, 0, 0, 0)]
-    assert spans(node, layout.COMPILE) == [(11_000 * US, 11_300 * US, -1, 0, 0, 0)]
-    last = spans(node, layout.STARVED)[-1]  # from 1155 to the end: a wait, 220 in the allocator
+    assert list_spans(node, layout.ALLOCATOR) == [
+        (9100 * US, 9400 * US, -1, 2, 1, 0)
+    ]  # first to last
+    assert list_spans(node, layout.OPTIMIZER) == [(10_000 * US, 10_500 * US, 0, 0, 0, 0)]
+    assert list_spans(node, layout.COMPILE) == [(11_000 * US, 11_300 * US, -1, 0, 0, 0)]
+    last = list_spans(node, layout.STARVED)[
+        -1
+    ]  # from 1155 to the end: a wait, 220 in the allocator
     assert last == (1155 * US, 20_000 * US, 0, 55 * US, 220 * US, 0)
 
 
@@ -158,13 +170,17 @@ SAYS = {
 
 def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
     trace = [
-        step(1, 0, 100),
-        on_device("gemm", 0, 30, 1),
-        on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 20, 30, 2, **SAYS),
-        on_device("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 45, 15, 3, **SAYS),
-        on_device("Memcpy DtoD (Device -> Device)", 55, 20, 4, "gpu_memcpy"),
-        on_device("gemm", 80, 20, 5),
-        on_device(
+        make_step(1, 0, 100),
+        make_device_event("gemm", 0, 30, 1),
+        make_device_event(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 20, 30, 2, **SAYS
+        ),
+        make_device_event(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", 45, 15, 3, **SAYS
+        ),
+        make_device_event("Memcpy DtoD (Device -> Device)", 55, 20, 4, "gpu_memcpy"),
+        make_device_event("gemm", 80, 20, 5),
+        make_device_event(
             "ncclDevKernel_AllGather_RING_LL(ncclDevComm*)",
             85,
             10,
@@ -173,51 +189,53 @@ def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
         ),
     ]
     beside = {"distributedInfo": {"rank": 1, "world_size": 2}}
-    (node,), account = read(written(tmp_path, document(trace, **beside)))
+    (node,), account = import_trace(write_trace(tmp_path, make_trace(trace, **beside)))
     group = compute_group_number([0, 1])
-    assert spans(node, layout.COLLECTIVE) == [
+    assert list_spans(node, layout.COLLECTIVE) == [
         (20 * US, 50 * US, group, 0, 40, layout.ALL_REDUCE),
         (45 * US, 60 * US, group, 1, 40, layout.ALL_REDUCE),
         (85 * US, 95 * US, group, 2, 40, layout.ALL_GATHER),
     ]
-    exposed = [(row[0], row[1], row[3]) for row in spans(node, layout.EXPOSED_COLLECTIVE)]
+    exposed = [(row[0], row[1], row[3]) for row in list_spans(node, layout.EXPOSED_COLLECTIVE)]
     assert exposed == [
         (30 * US, 50 * US, 20 * US),
         (50 * US, 60 * US, 10 * US),
         (95 * US, 95 * US, 0),
     ]
     assert account.read["communication operations"] == 3 and account.notes == []
-    assert idle_ns(node, 0, 100 * US) == 5 * US
+    assert measure_idle_ns(node, 0, 100 * US) == 5 * US
 
 
 def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) -> None:
     trace = [
-        step(1, 0, 100),
-        on_device("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 10, 10, 1),
-        on_device("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 30, 10, 2),
-        on_device("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 50, 10, 3),
+        make_step(1, 0, 100),
+        make_device_event("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 10, 10, 1),
+        make_device_event("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 30, 10, 2),
+        make_device_event("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 50, 10, 3),
     ]
     reported = {"distributedInfo": {"rank": 1, "world_size": 8}}
-    (node,), account = read(written(tmp_path, document(trace, **reported)))
-    other = read(written(tmp_path, document(trace[:1] + trace[2:], **reported), "b.json"))[0][0]
-    first, second, third = spans(node, layout.COLLECTIVE)
+    (node,), account = import_trace(write_trace(tmp_path, make_trace(trace, **reported)))
+    other = import_trace(
+        write_trace(tmp_path, make_trace(trace[:1] + trace[2:], **reported), "b.json")
+    )[0][0]
+    first, second, third = list_spans(node, layout.COLLECTIVE)
     assert [row[3] for row in (first, second, third)] == [0, 0, 1]
     assert [row[5] for row in (first, second, third)] == [
         layout.ALL_TO_ALL,
         layout.ALL_REDUCE,
         layout.ALL_TO_ALL,
     ]
-    assert first[2] == third[2] != second[2] == spans(other, layout.COLLECTIVE)[0][2]
+    assert first[2] == third[2] != second[2] == list_spans(other, layout.COLLECTIVE)[0][2]
     assert "across ranks by their order" in account.notes[0]
 
 
 def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path) -> None:
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
-    trace = [step(1, 0, 100)] + [
-        on_device(name, 10 * n, 5, n, **SAYS, Seq=70 + n) for n in (1, 2, 3)
+    trace = [make_step(1, 0, 100)] + [
+        make_device_event(name, 10 * n, 5, n, **SAYS, Seq=70 + n) for n in (1, 2, 3)
     ]
-    (node,), _ = read(written(tmp_path, document(trace)))
-    assert [row[3] for row in spans(node, layout.COLLECTIVE)] == [71, 72, 73]
+    (node,), _ = import_trace(write_trace(tmp_path, make_trace(trace)))
+    assert [row[3] for row in list_spans(node, layout.COLLECTIVE)] == [71, 72, 73]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +250,8 @@ def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path)
 def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
     tmp_path: Path, name: str, beside: dict, rank: int | None
 ) -> None:
-    (node,), account = read(written(tmp_path, document(LATE, **beside), name))
-    assert [rank["rank"] for rank in ranks(node)] == [rank]
+    (node,), account = import_trace(write_trace(tmp_path, make_trace(LATE, **beside), name))
+    assert [rank["rank"] for rank in list_ranks(node)] == [rank]
     is_noted = any("file name" in note for note in account.notes)
     assert is_noted == ("distributedInfo" not in beside)
 
@@ -241,35 +259,41 @@ def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
 def test_hosts_are_recognized_by_names_of_tensorboard_files_with_the_traces_own_pid(
     tmp_path: Path,
 ) -> None:
-    named = written(tmp_path, document(LATE), "node-07_100.1712170298379.pt.trace.json")
-    other = written(tmp_path, document(LATE), "node-07_101.1712170298379.pt.trace.json")
-    assert [read(path)[0][0].name for path in (named, other)] == ["node-07", ""]
+    named = write_trace(tmp_path, make_trace(LATE), "node-07_100.1712170298379.pt.trace.json")
+    other = write_trace(tmp_path, make_trace(LATE), "node-07_101.1712170298379.pt.trace.json")
+    assert [import_trace(path)[0][0].name for path in (named, other)] == ["node-07", ""]
 
 
 def test_clocks_count_from_1970_from_a_base_or_from_nothing_known(tmp_path: Path) -> None:
-    base = document(LATE, baseTimeNanoseconds=1_700_000_000_000_000_000)
-    since = document([{**entry, "ts": entry["ts"] + 1.7e15} for entry in LATE])
+    base = make_trace(LATE, baseTimeNanoseconds=1_700_000_000_000_000_000)
+    since = make_trace([{**entry, "ts": entry["ts"] + 1.7e15} for entry in LATE])
     wall = [
-        read(written(tmp_path, text))[0][0].wall_minus_own_ns
-        for text in (base, since, document(LATE))
+        import_trace(write_trace(tmp_path, text))[0][0].wall_minus_own_ns
+        for text in (base, since, make_trace(LATE))
     ]
     first = 1_700_000_000_000_000_000 + START_US * 1000
     assert wall == [first, first, None]
 
 
 def test_parts_of_a_microsecond_count(tmp_path: Path) -> None:
-    trace = [step(1, 0, 10), on_device("gemm", 1.001, 2.002, 1), on_device("gemm", 4.5, 0.768, 2)]
-    (node,), _ = read(written(tmp_path, document(trace)))
-    assert busy_ns(node)[1:5] == [(1001, 0), (3003, 2002), (4500, 2002), (5268, 2770)]
+    trace = [
+        make_step(1, 0, 10),
+        make_device_event("gemm", 1.001, 2.002, 1),
+        make_device_event("gemm", 4.5, 0.768, 2),
+    ]
+    (node,), _ = import_trace(write_trace(tmp_path, make_trace(trace)))
+    assert list_busy_ns(node)[1:5] == [(1001, 0), (3003, 2002), (4500, 2002), (5268, 2770)]
 
 
 def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> None:
-    work = [on_device("gemm", at, 50, at) for at in (10, 110, 210, 310)]
-    ends = [event("user_annotation", "Optimizer.step#Adam.step", at, 10) for at in (90, 190, 290)]
-    (readings,), printed = read(written(tmp_path, document(work)))
-    (three,), also = read(written(tmp_path, document(work + ends)))
-    assert spans(readings, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
-    assert [row[:3] for row in spans(three, layout.STEP)] == [
+    work = [make_device_event("gemm", at, 50, at) for at in (10, 110, 210, 310)]
+    ends = [
+        make_event("user_annotation", "Optimizer.step#Adam.step", at, 10) for at in (90, 190, 290)
+    ]
+    (readings,), printed = import_trace(write_trace(tmp_path, make_trace(work)))
+    (three,), also = import_trace(write_trace(tmp_path, make_trace(work + ends)))
+    assert list_spans(readings, layout.STEP, 1) == [(0, 350 * US, 1, 2, -1, -1)]
+    assert [row[:3] for row in list_spans(three, layout.STEP)] == [
         (0, 90 * US, 1),
         (90 * US, 190 * US, 2),
         (190 * US, 350 * US, 3),
@@ -279,47 +303,52 @@ def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> N
 
 def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:
     trace = [
-        step(1, 0, 100),
-        call("cudaLaunchKernel", 5, 2, 1),
-        on_device("gemm", 10, 10, 1),
-        call("cudaLaunchKernel", 8, 2, 2),
-        on_device("gemm", 20, 30, 2, device=1),
-        call("cudaLaunchKernel", 55, 2, 3),
-        on_device("gemm", 60, 10, 3),
+        make_step(1, 0, 100),
+        make_runtime_call("cudaLaunchKernel", 5, 2, 1),
+        make_device_event("gemm", 10, 10, 1),
+        make_runtime_call("cudaLaunchKernel", 8, 2, 2),
+        make_device_event("gemm", 20, 30, 2, device=1),
+        make_runtime_call("cudaLaunchKernel", 55, 2, 3),
+        make_device_event("gemm", 60, 10, 3),
     ]
     properties = [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "AMD Instinct MI300X"}]
-    (node,), account = read(written(tmp_path, document(trace, deviceProperties=properties)))
-    assert [(r["rank"], r["device"]) for r in ranks(node)] == [(0, "gpu0"), (None, "gpu1")]
+    (node,), account = import_trace(
+        write_trace(tmp_path, make_trace(trace, deviceProperties=properties))
+    )
+    assert [(r["rank"], r["device"]) for r in list_ranks(node)] == [(0, "gpu0"), (None, "gpu1")]
     assert [(d["vendor"], d["name"]) for d in node.header().devices] == [
         ("nvidia", "NVIDIA H100"),
         ("amd", "AMD Instinct MI300X"),
     ]
-    assert busy_ns(node, "gpu1")[-1] == (100 * US, 30 * US)
+    assert list_busy_ns(node, "gpu1")[-1] == (100 * US, 30 * US)
     assert account.notes[0].startswith("2 devices in the trace")
 
 
 def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> None:
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     trace = [
-        step(551, 0, 100),
-        event("user_annotation", name, 10, 20),
-        event("user_annotation", "gloo:all_reduce", 5, 90, tid=300),
+        make_step(551, 0, 100),
+        make_event("user_annotation", name, 10, 20),
+        make_event("user_annotation", "gloo:all_reduce", 5, 90, tid=300),
     ]
-    (node,), account = read(written(tmp_path, document(trace), "rank-34.json"))
-    assert [(r["rank"], r["device"]) for r in ranks(node)] == [(34, "")]
-    assert spans(node, layout.STEP) == [(0, 100 * US, 551, 2, -1, -1)]
-    assert spans(node, layout.DATA_WAIT) == [(10 * US, 30 * US, -1, -1, -1, -1)]
+    (node,), account = import_trace(write_trace(tmp_path, make_trace(trace), "rank-34.json"))
+    assert [(r["rank"], r["device"]) for r in list_ranks(node)] == [(34, "")]
+    assert list_spans(node, layout.STEP) == [(0, 100 * US, 551, 2, -1, -1)]
+    assert list_spans(node, layout.DATA_WAIT) == [(10 * US, 30 * US, -1, -1, -1, -1)]
     assert account.skipped["communication operations outside the training thread"] == 1
 
 
 def test_launches_without_a_kernel_say_that_the_device_was_not_recorded(tmp_path: Path) -> None:
-    host = [step(1, 0, 100), event("cpu_op", "aten::mul", 0, 50)]
-    launches = [call("cudaLaunchKernel", 10, 5, 1), call("cudaLaunchKernel", 20, 5, 2)]
-    waits = [call("cudaDeviceSynchronize", 60, 30, 3)]
-    _, account = read(written(tmp_path, document([*host, *launches, *waits])))
+    host = [make_step(1, 0, 100), make_event("cpu_op", "aten::mul", 0, 50)]
+    launches = [
+        make_runtime_call("cudaLaunchKernel", 10, 5, 1),
+        make_runtime_call("cudaLaunchKernel", 20, 5, 2),
+    ]
+    waits = [make_runtime_call("cudaDeviceSynchronize", 60, 30, 3)]
+    _, account = import_trace(write_trace(tmp_path, make_trace([*host, *launches, *waits])))
     assert [answer[:30] for answer in account.answers] == ["2 launches and not one kernel:"]
     assert account.answers[0] in account.notes
-    _, account = read(written(tmp_path, document([*host, *waits]), "rank1.json"))
+    _, account = import_trace(write_trace(tmp_path, make_trace([*host, *waits]), "rank1.json"))
     assert account.answers == []
 
 

@@ -15,23 +15,23 @@ from clusterprof.analysis.importers.kineto.event_stream import EventStream, find
 from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.probe import layout
 from tests.support.kineto_traces import (
-    busy_ns,
-    call,
-    document,
-    event,
-    on_device,
-    read,
-    spans,
-    step,
-    written,
+    import_trace,
+    list_busy_ns,
+    list_spans,
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
 )
 
 GOOD = [
-    step(1, 0, 100),
-    call("cudaLaunchKernel", 5, 2, 1),
-    on_device("gemm", 10, 10, 1),
-    call("cudaLaunchKernel", 30, 2, 2),
-    on_device("gemm", 40, 30, 2),
+    make_step(1, 0, 100),
+    make_runtime_call("cudaLaunchKernel", 5, 2, 1),
+    make_device_event("gemm", 10, 10, 1),
+    make_runtime_call("cudaLaunchKernel", 30, 2, 2),
+    make_device_event("gemm", 40, 30, 2),
 ]
 BUSY = [
     (0, 0),
@@ -80,8 +80,8 @@ BAD = [
 def test_an_event_that_cannot_be_used_is_counted_and_all_others_count(
     tmp_path: Path, element: str, reason: str
 ) -> None:
-    (node,), account = read(written(tmp_path, text_with(element)))
-    assert busy_ns(node) == BUSY
+    (node,), account = import_trace(write_trace(tmp_path, text_with(element)))
+    assert list_busy_ns(node) == BUSY
     if element != "17":  # between objects only objects are looked for
         assert dict(account.skipped) == {reason: 1}
 
@@ -102,20 +102,26 @@ def test_an_event_that_cannot_be_used_is_counted_and_all_others_count(
 def test_what_can_be_understood_of_an_odd_event_is(tmp_path: Path, name: str, more: str) -> None:
     odd = '{"ph": "X", "cat": "kernel", "name": "' + name + '", "pid": 0, "tid": 7, ' + more + "}"
     rest = [json.dumps(GOOD[i]) for i in (0, 1, 3, 4)]
-    (node,), account = read(written(tmp_path, '{"traceEvents": [' + ",".join([odd, *rest]) + "]}"))
-    assert busy_ns(node) == BUSY and not account.skipped
+    (node,), account = import_trace(
+        write_trace(tmp_path, '{"traceEvents": [' + ",".join([odd, *rest]) + "]}")
+    )
+    assert list_busy_ns(node) == BUSY and not account.skipped
 
 
 def test_bad_text_and_control_characters_in_names_change_nothing(tmp_path: Path) -> None:
     text = text_with().encode().replace(b'"gemm"', b'"ge\xff\xfe\x00\x1b[31m\n},{mm"')
-    (node,), account = read(written(tmp_path, text))
-    assert busy_ns(node) == BUSY and not account.skipped
+    (node,), account = import_trace(write_trace(tmp_path, text))
+    assert list_busy_ns(node) == BUSY and not account.skipped
 
 
 def test_what_looks_like_the_end_of_an_event_in_a_name_is_none(tmp_path: Path) -> None:
-    odd = event("cpu_op", '}, {"ph": "X", "name": "\\', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]})
-    (node,), account = read(written(tmp_path, text_with(json.dumps(odd), json.dumps(odd))))
-    assert busy_ns(node) == BUSY and account.read["operators"] == 2
+    odd = make_event(
+        "cpu_op", '}, {"ph": "X", "name": "\\', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]}
+    )
+    (node,), account = import_trace(
+        write_trace(tmp_path, text_with(json.dumps(odd), json.dumps(odd)))
+    )
+    assert list_busy_ns(node) == BUSY and account.read["operators"] == 2
 
 
 class Cut:
@@ -133,7 +139,7 @@ class Cut:
 @pytest.mark.parametrize("block", [37, 300, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
-    odd = event("cpu_op", '}, {"ph": "\\"', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]})
+    odd = make_event("cpu_op", '}, {"ph": "\\"', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]})
     events = [*GOOD, odd] * 3
     text = json.dumps({"a": {"traceEvents": []}, "traceEvents": events, "z": [1]}, indent=indent)
     account = Account(Path("x"))
@@ -146,14 +152,14 @@ def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
 
 
 def test_a_file_that_was_cut_off_is_read_to_the_last_whole_event(tmp_path: Path) -> None:
-    text = document(GOOD)
+    text = make_trace(GOOD)
     middle = text.index('"gemm"', text.index('"gemm"') + 1)
-    (node,), account = read(written(tmp_path, text[:middle]))
-    assert busy_ns(node) == [(0, 0), (10_000, 0), (20_000, 10_000), (100_000, 10_000)]
+    (node,), account = import_trace(write_trace(tmp_path, text[:middle]))
+    assert list_busy_ns(node) == [(0, 0), (10_000, 0), (20_000, 10_000), (100_000, 10_000)]
     assert account.cut == "cut off in the middle of an event; all events before it were read"
     packed = gzip.compress(text.encode())[:-12]
-    (again,), account = read(written(tmp_path, packed, "rank0.json.gz"))
-    assert spans(again, layout.STEP) == spans(node, layout.STEP) and account.cut
+    (again,), account = import_trace(write_trace(tmp_path, packed, "rank0.json.gz"))
+    assert list_spans(again, layout.STEP) == list_spans(node, layout.STEP) and account.cut
 
 
 def test_halves_are_put_together_and_order_does_not_matter(tmp_path: Path) -> None:
@@ -165,38 +171,42 @@ def test_halves_are_put_together_and_order_does_not_matter(tmp_path: Path) -> No
         {"ph": "E", **thread, "ts": 1_000_058},
         {"ph": "E", "cat": "cpu_op", "name": loader, **thread, "ts": 1_000_060},
     ]
-    (node,), account = read(written(tmp_path, document([*halves, *reversed(GOOD)])))
-    assert spans(node, layout.DATA_WAIT) == [(50_000, 60_000, -1, -1, -1, -1)]
-    assert busy_ns(node) == BUSY and account.read["operators"] == 1 and not account.skipped
+    (node,), account = import_trace(write_trace(tmp_path, make_trace([*halves, *reversed(GOOD)])))
+    assert list_spans(node, layout.DATA_WAIT) == [(50_000, 60_000, -1, -1, -1, -1)]
+    assert list_busy_ns(node) == BUSY and account.read["operators"] == 1 and not account.skipped
 
 
 def test_times_before_the_first_event_are_no_trouble(tmp_path: Path) -> None:
     early = [{**entry, "ts": entry["ts"] - 5_000_000} for entry in GOOD]
-    (node,), _ = read(written(tmp_path, document(early)))
-    assert busy_ns(node) == BUSY
+    (node,), _ = import_trace(write_trace(tmp_path, make_trace(early)))
+    assert list_busy_ns(node) == BUSY
 
 
 def test_a_name_for_every_event_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(classify, "MAX_NAMES", 10)
-    names = [event("cpu_op", f"step {n}", n, 1) for n in range(10 * (classify._MAX_REFILLS + 2))]
+    names = [
+        make_event("cpu_op", f"step {n}", n, 1) for n in range(10 * (classify._MAX_REFILLS + 2))
+    ]
     with pytest.raises(CannotImportError, match="different event names"):
-        read(written(tmp_path, document([*GOOD, *names])))
+        import_trace(write_trace(tmp_path, make_trace([*GOOD, *names])))
 
 
 def test_an_event_without_end_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1000)
     monkeypatch.setattr(event_stream, "BLOCK_BYTES", 500)
     with pytest.raises(CannotImportError, match="an event of more than"):
-        read(written(tmp_path, text_with()[:-2] + ',{"name": "' + "x" * 5000))
+        import_trace(write_trace(tmp_path, text_with()[:-2] + ',{"name": "' + "x" * 5000))
 
 
 def test_what_stands_beside_the_events_may_be_damaged(tmp_path: Path) -> None:
     text = text_with()[1:]
-    (node,), account = read(written(tmp_path, '{"schemaVersion": nonsense, ' + text))
-    assert busy_ns(node) == BUSY
+    (node,), account = import_trace(write_trace(tmp_path, '{"schemaVersion": nonsense, ' + text))
+    assert list_busy_ns(node) == BUSY
     assert dict(account.skipped) == {"metadata before the events that is not JSON": 1}
-    (node,), account = read(written(tmp_path, "{" + text[:-1] + ', "distributedInfo": {"rank'))
-    assert busy_ns(node) == BUSY
+    (node,), account = import_trace(
+        write_trace(tmp_path, "{" + text[:-1] + ', "distributedInfo": {"rank')
+    )
+    assert list_busy_ns(node) == BUSY
     assert dict(account.skipped) == {"metadata after the events that is not JSON": 1}
 
 
@@ -220,4 +230,4 @@ def test_rubbish_is_not_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [{"ph": "M"}]}'])
 def test_a_trace_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(CannotImportError, match="no event of the PyTorch profiler"):
-        read(written(tmp_path, text))
+        import_trace(write_trace(tmp_path, text))

@@ -13,10 +13,19 @@ import pytest
 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text.first_screen import build_first_screen
-from clusterprof.output.renderers.text.summary import describe_nodes, describe_scope
+from clusterprof.output.renderers.text.summary import build_summary, describe_nodes, describe_scope
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.kineto_traces import call, document, event, on_device, read, spans, step, written
+from tests.support.kineto_traces import (
+    import_trace,
+    list_spans,
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 
 MS, US_NS = 1_000, 1_000
 STEPS, RANKS, LATE = 10, 4, 2
@@ -25,17 +34,17 @@ SEND = "ncclDevKernel_SendRecv(ncclDevComm*)"
 
 def list_events(rank: int, early: int) -> list[dict[str, Any]]:
     """List the events of a rank; `early` operations were launched before the trace."""
-    events = [on_device(SEND, 100 * number, 50, 90_000 + number) for number in range(early)]
+    events = [make_device_event(SEND, 100 * number, 50, 90_000 + number) for number in range(early)]
     for number in range(STEPS):
         at, link = number * 100 * MS + MS, 10 * number
         begin = at + (95 * MS if rank == LATE else 12 * MS)
         events += [
-            step(number + 1, at - MS, 100 * MS),
-            call("cudaLaunchKernel", at, 10, link + 1),
-            on_device("gemm", at, 10 * MS, link + 1),
-            call("cudaLaunchKernel", begin - 20, 10, link + 2),
-            on_device(SEND, begin, at + 96 * MS - begin + 1000 * (number % 3), link + 2),
-            event("user_annotation", "# lookup", at + 15 * MS, 75 * MS),
+            make_step(number + 1, at - MS, 100 * MS),
+            make_runtime_call("cudaLaunchKernel", at, 10, link + 1),
+            make_device_event("gemm", at, 10 * MS, link + 1),
+            make_runtime_call("cudaLaunchKernel", begin - 20, 10, link + 2),
+            make_device_event(SEND, begin, at + 96 * MS - begin + 1000 * (number % 3), link + 2),
+            make_event("user_annotation", "# lookup", at + 15 * MS, 75 * MS),
         ]
     return events
 
@@ -44,8 +53,8 @@ def report_on(folder: Path, early: dict[int, int]) -> Report:
     """Report on the traces of all ranks, with the early operations that each still ran."""
     for rank in range(RANKS):
         about = {"distributedInfo": {"rank": rank, "world_size": RANKS}}
-        text = document(list_events(rank, early.get(rank, 0)), **about)
-        written(folder, text, f"rank{rank}.json")
+        text = make_trace(list_events(rank, early.get(rank, 0)), **about)
+        write_trace(folder, text, f"rank{rank}.json")
     return analyze(folder)
 
 
@@ -77,10 +86,12 @@ def next_row(rows: Any, label: str) -> Any:
 def test_early_operations_are_counted_backwards_in_a_group_of_their_own(tmp_path: Path) -> None:
     about = {"distributedInfo": {"rank": 1, "world_size": RANKS}}
     nodes = [
-        read(written(tmp_path, document(list_events(1, early), **about), f"{early}.json"))[0][0]
+        import_trace(
+            write_trace(tmp_path, make_trace(list_events(1, early), **about), f"{early}.json")
+        )[0][0]
         for early in (0, 1, 2)
     ]
-    none, single, pair = ([row[2:4] for row in spans(n, layout.COLLECTIVE)] for n in nodes)
+    none, single, pair = ([row[2:4] for row in list_spans(n, layout.COLLECTIVE)] for n in nodes)
     assert none == single[1:] == pair[2:] == [(none[0][0], n) for n in range(STEPS)]
     assert pair[1] == single[0] and pair[0] == (single[0][0], single[0][1] - 1)
     assert single[0][0] != none[0][0]
@@ -109,10 +120,18 @@ def test_two_windows_of_one_process_are_one_rank(
 ) -> None:
     for window, name in enumerate(names):
         base_ns = 1_752_181_589_000_000_000 + window * 5_000_000_000
-        text = document(list_events(0, 0), baseTimeNanoseconds=base_ns, **about)
-        written(tmp_path, text, f"{name}.pt.trace.json")
+        text = make_trace(list_events(0, 0), baseTimeNanoseconds=base_ns, **about)
+        write_trace(tmp_path, text, f"{name}.pt.trace.json")
     report = analyze(tmp_path)
     assert describe_scope(report).startswith(f"{scope}, {STEPS} steps")
     assert len(report.ranks) == 2  # each window has its own ledger
     nodes = describe_nodes(report)
     assert ("clocks" in nodes) == (scope == "2 traces, 2 ranks, 2 GPUs")
+
+
+def test_a_lone_rank_of_a_job_is_not_said_to_wait(tmp_path: Path) -> None:
+    """Whether it waited for others or the transfer took so long, its own trace does not show."""
+    about = {"distributedInfo": {"rank": 0, "world_size": RANKS}}
+    report = analyze(write_trace(tmp_path, make_trace(list_events(0, 0), **about)))
+    assert report.findings[0].cause.title == "Communication with ranks that were not recorded"
+    assert "Ranks" not in dict(build_summary(report, None, "$"))

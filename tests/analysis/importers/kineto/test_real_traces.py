@@ -15,7 +15,13 @@ import pytest
 
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
-from tests.support.kineto_traces import busy_ns, idle_ns, ranks, read, spans
+from tests.support.kineto_traces import (
+    import_trace,
+    list_busy_ns,
+    list_ranks,
+    list_spans,
+    measure_idle_ns,
+)
 
 FOLDERS = ("kineto-dlrm-8rank", "kineto-dataloader", "kineto-hta", "kineto-tracelens")
 ROOT = Path(__file__).resolve().parents[5] / "shared" / "data"
@@ -46,16 +52,16 @@ NONE = pytest.param(None, None, marks=pytest.mark.skip("no ../shared/data beside
 
 def main_pid(node: NodeTables) -> int:
     """The process of the busiest device."""
-    return int(ranks(node)[0]["pid"])
+    return int(list_ranks(node)[0]["pid"])
 
 
 @pytest.mark.parametrize(("path", "reference"), FOUND or [NONE])
 def test_idle_and_exposed_time_are_those_of_plain_arithmetic(
     path: Path, reference: dict[str, Any] | None
 ) -> None:
-    (node,), account = read(path)
+    (node,), account = import_trace(path)
     pid = main_pid(node)
-    steps = spans(node, layout.STEP, pid)
+    steps = list_spans(node, layout.STEP, pid)
     assert steps and not account.cut
     if reference is None:
         return
@@ -63,17 +69,17 @@ def test_idle_and_exposed_time_are_those_of_plain_arithmetic(
     assert (until_ns - from_ns) / 1000 == pytest.approx(reference["window_us"], rel=1e-4)
     if reference["steps"]:
         assert len(steps) == reference["steps"]
-    device = ranks(node)[0]["device"]
-    if not busy_ns(node, device):
+    device = list_ranks(node)[0]["device"]
+    if not list_busy_ns(node, device):
         return
-    idle_us = idle_ns(node, from_ns, until_ns, device) / 1000
+    idle_us = measure_idle_ns(node, from_ns, until_ns, device) / 1000
     assert idle_us == pytest.approx(reference["gpu_idle_us"], rel=1e-3, abs=0.1)
-    exposed_us = sum(row[3] for row in spans(node, layout.EXPOSED_COLLECTIVE, pid)) / 1000
+    exposed_us = sum(row[3] for row in list_spans(node, layout.EXPOSED_COLLECTIVE, pid)) / 1000
     assert exposed_us == pytest.approx(reference["exposed_comm_us"], rel=1e-3, abs=0.1)
-    together = spans(node, layout.COLLECTIVE, pid)
+    together = list_spans(node, layout.COLLECTIVE, pid)
     hidden_us = covered(together) / 1000 - exposed_us
     assert hidden_us == pytest.approx(reference["comm_compute_overlap_us"], rel=1e-3, abs=0.1)
-    waits = spans(node, layout.DATA_WAIT, pid)
+    waits = list_spans(node, layout.DATA_WAIT, pid)
     assert len(waits) == reference["dataloader_events"]
     waited_us = sum(row[1] - row[0] for row in waits) / 1000
     assert waited_us == pytest.approx(reference["dataloader_us"], rel=1e-3, abs=0.1)
@@ -92,11 +98,11 @@ def covered(rows: list[tuple[int, ...]]) -> int:
 def test_operations_of_eight_ranks_are_the_same_on_all() -> None:
     collected = []
     for number in range(8):
-        (node,), _ = read(ROOT / FOLDERS[0] / f"rank{number}.pt.trace.json.gz")
-        assert [rank["rank"] for rank in ranks(node)] == [number]
+        (node,), _ = import_trace(ROOT / FOLDERS[0] / f"rank{number}.pt.trace.json.gz")
+        assert [rank["rank"] for rank in list_ranks(node)] == [number]
         wall_ns = node.wall_minus_own_ns
         assert wall_ns is not None
-        rows = sorted(spans(node, layout.COLLECTIVE, main_pid(node)))
+        rows = sorted(list_spans(node, layout.COLLECTIVE, main_pid(node)))
         collected.append(
             ([row[2:4] for row in rows], np.array([row[:2] for row in rows]) + wall_ns)
         )

@@ -10,7 +10,14 @@ from clusterprof.analysis.importers.core.base import Account
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.kineto.importer import Kineto
 from clusterprof.analysis.importers.kineto.stacks import parse_function_name
-from tests.support.kineto_traces import call, document, event, on_device, step, written
+from tests.support.kineto_traces import (
+    make_device_event,
+    make_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 from tests.support.stacks import list_samples
 
 MS = 1_000
@@ -39,7 +46,7 @@ def test_what_the_name_of_a_function_says(name: str, place: tuple[str, int, str]
 
 def read_samples(events: list[dict], folder: Path) -> tuple[dict, Account]:
     """Samples by thread, and the account."""
-    (source,) = open_sources(written(folder, document(events)))
+    (source,) = open_sources(write_trace(folder, make_trace(events)))
     account = Account(source.path, "test")
     (node,) = Kineto().nodes([source], [account])
     return list_samples(node, 100), account
@@ -47,21 +54,21 @@ def read_samples(events: list[dict], folder: Path) -> tuple[dict, Account]:
 
 def function(name: str, at: float, dur: float, **more: object) -> dict:
     """A call of a Python function."""
-    return event("python_function", name, at, dur, **more)
+    return make_event("python_function", name, at, dur, **more)
 
 
 def test_each_stretch_of_the_training_thread_is_a_sample(tmp_path: Path) -> None:
     address = " object at 0x7f0123456789>"
     events = [
-        step(1, 0, 100 * MS),
-        call("cudaLaunchKernel", 0, 10, 1),
-        on_device("gemm", 0, 10 * MS, 1),
+        make_step(1, 0, 100 * MS),
+        make_runtime_call("cudaLaunchKernel", 0, 10, 1),
+        make_device_event("gemm", 0, 10 * MS, 1),
         function("train.py(30): main", -50 * MS, 200 * MS),  # around the only step
         function("data.py(9): augment", 12 * MS, 6 * MS),
         function("PIL/Image.py(2153): resize", 13 * MS, 4 * MS),
         function("<built-in method resize of ImagingCore" + address, 14 * MS, 2 * MS),
         function("<built-in method item of Tensor" + address, 30 * MS, 0.099 * MS),  # too short
-        event("cpu_op", "aten::mm", 40 * MS, 5 * MS),  # no Python function
+        make_event("cpu_op", "aten::mm", 40 * MS, 5 * MS),  # no Python function
         function("nobody.py(1): waits", 0, 90 * MS, tid=7),
         function("torch/utils/data/_utils/pin_memory.py(20): loop", 50 * MS, 8 * MS, tid=8),
     ]
@@ -88,10 +95,10 @@ def test_each_stretch_of_the_training_thread_is_a_sample(tmp_path: Path) -> None
 
 def test_a_trace_without_stacks_has_no_samples(tmp_path: Path) -> None:
     events = [
-        step(1, 0, 100 * MS),
-        call("cudaLaunchKernel", 0, 10, 1),
-        on_device("gemm", 0, 10 * MS, 1),
-        event("cpu_op", "aten::mm", 40 * MS, 5 * MS),
+        make_step(1, 0, 100 * MS),
+        make_runtime_call("cudaLaunchKernel", 0, 10, 1),
+        make_device_event("gemm", 0, 10 * MS, 1),
+        make_event("cpu_op", "aten::mm", 40 * MS, 5 * MS),
     ]
     samples, account = read_samples(events, tmp_path)
     assert samples == {} and "samples of stacks" not in account.read

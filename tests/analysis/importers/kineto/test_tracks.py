@@ -19,9 +19,9 @@ from clusterprof.analysis.importers.kineto.tracks import (
 from clusterprof.analysis.inputs.foreign import import_inputs
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
-from tests.support.importing_traces import imported, ranks_of
-from tests.support.kineto_traces import busy_ns, spans
-from tests.support.vendor_traces import ASCEND_US, ascend_names, ascend_trace
+from tests.support.kineto_traces import list_busy_ns, list_spans
+from tests.support.trace_imports import import_files, list_ranks
+from tests.support.vendor_traces import ASCEND_US, make_ascend_names, make_ascend_trace
 
 US = 1_000
 
@@ -33,20 +33,20 @@ def write(folder: Path, events: object, name: str = "trace_view.json") -> Path:
 
 
 def test_the_device_of_an_ascend_trace_is_its_hardware_tracks(tmp_path: Path) -> None:
-    (node,), (account,) = imported([write(tmp_path, ascend_trace())])
-    assert ranks_of(node) == [(1, None, None, "npu0")]
+    (node,), (account,) = import_files([write(tmp_path, make_ascend_trace())])
+    assert list_ranks(node) == [(1, None, None, "npu0")]
     assert node.wall_minus_own_ns == ASCEND_US * US
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 1000 * US, 5),
         (1000 * US, 2000 * US, 6),
         (2000 * US, 3000 * US, 7),
     ]
     # 100.5 to 280.25 us of each step, exact although the times are microseconds since 1970
-    assert busy_ns(node, "npu0")[-1] == (3000 * US, 3 * 179_750)
+    assert list_busy_ns(node, "npu0")[-1] == (3000 * US, 3 * 179_750)
     # of the all-reduce 220.5 to 280.25 is exposed
-    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [59_750] * 3
+    assert [span[3] for span in list_spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [59_750] * 3
     # the launch had returned at 50; before that nothing was queued, after 280.25 until the next
-    assert [span[:2] for span in spans(node, layout.STARVED, 1)] == [
+    assert [span[:2] for span in list_spans(node, layout.STARVED, 1)] == [
         (0, 50 * US),
         (280_250, 1050 * US),
         (1280_250, 2050 * US),
@@ -60,11 +60,11 @@ def test_the_device_of_an_ascend_trace_is_its_hardware_tracks(tmp_path: Path) ->
 
 
 def test_names_that_come_first_or_in_an_object_say_the_same(tmp_path: Path) -> None:
-    events = ascend_trace()
+    events = make_ascend_trace()
     device_first = sorted(events, key=lambda event: "Task Type" not in event["args"])
     for number, content in enumerate((events[::-1], device_first, {"traceEvents": events})):
-        (node,), _ = imported([write(tmp_path, content, f"{number}.json")])
-        assert busy_ns(node, "npu0")[-1][1] == 3 * 179_750
+        (node,), _ = import_files([write(tmp_path, content, f"{number}.json")])
+        assert list_busy_ns(node, "npu0")[-1][1] == 3 * 179_750
 
 
 JAX_NAMES = {1: "/device:TPU:0", 2: "/host:CPU"}
@@ -78,7 +78,7 @@ def x(name: str, pid: int, tid: int, start: float, length: float, **args: Any) -
 
 def jax_trace() -> dict[str, Any]:
     """Return two runs of a loop of 100 us at 0 and at 300; the body holds an all-reduce of 30."""
-    events = ascend_names(JAX_NAMES, JAX_LINES)
+    events = make_ascend_names(JAX_NAMES, JAX_LINES)
     for at in (0, 300):
         events += [
             x("while.1", 1, 1, at, 100),
@@ -93,12 +93,15 @@ def jax_trace() -> dict[str, Any]:
 def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path: Path) -> None:
     content = jax_trace()
     content["traceEvents"] += [x("0", 1, 3, 0, 100), x("1", 1, 3, 300, 100)]
-    (node,), (account,) = imported([write(tmp_path, content, "host.trace.json")])
-    assert ranks_of(node) == [(1, None, None, "tpu0")]
-    assert busy_ns(node, "tpu0")[-1] == (400 * US, 200 * US)
-    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [30 * US, 30 * US]
+    (node,), (account,) = import_files([write(tmp_path, content, "host.trace.json")])
+    assert list_ranks(node) == [(1, None, None, "tpu0")]
+    assert list_busy_ns(node, "tpu0")[-1] == (400 * US, 200 * US)
+    assert [span[3] for span in list_spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [
+        30 * US,
+        30 * US,
+    ]
     # a step lasts until the next begins: the time between the programs is not outside
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 300 * US, 0),
         (300 * US, 400 * US, 1),
     ]
@@ -109,8 +112,8 @@ def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path:
 def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:
     content = jax_trace()
     content["traceEvents"] += [x("jit_step(8)", 1, 2, 600, 10), x("fusion", 1, 1, 600, 10)]
-    (node,), _ = imported([write(tmp_path, content, "a.trace.json")])
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+    (node,), _ = import_files([write(tmp_path, content, "a.trace.json")])
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 300 * US, 1),
         (300 * US, 600 * US, 2),
         (600 * US, 610 * US, 3),
@@ -126,9 +129,11 @@ def test_an_accelerator_that_nothing_understands_is_refused(
 ) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
     work = {**x("gemm", 9, 1, 10, 5), **({"cat": category} if category else {})}
-    path = write(tmp_path, {"traceEvents": [step, work, *ascend_names(names, threads)]}, "t.json")
+    path = write(
+        tmp_path, {"traceEvents": [step, work, *make_ascend_names(names, threads)]}, "t.json"
+    )
     with pytest.raises(CannotImportError) as caught:
-        imported([path])
+        import_files([path])
     named = f"category {category}" if category else "NPU 0 engine view / MME"
     assert str(caught.value.message) == (
         "the trace has 1 events of an accelerator on tracks that are not understood"
@@ -142,21 +147,21 @@ def test_an_accelerator_that_nothing_understands_is_refused(
 
 def test_streams_of_another_vendor_are_read(tmp_path: Path) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
-    names = ascend_names({9: "HPU 0"}, {(9, 1): "Stream 2", (9, 2): "queue 7"})
+    names = make_ascend_names({9: "HPU 0"}, {(9, 1): "Stream 2", (9, 2): "queue 7"})
     work = [x("gemm", 9, 1, 10, 5), x("memcpy HtoD", 9, 2, 12, 8)]
-    (node,), _ = imported([write(tmp_path, {"traceEvents": [step, *work, *names]}, "t.json")])
-    assert busy_ns(node, "HPU 0")[-1] == (100 * US, 10 * US)
+    (node,), _ = import_files([write(tmp_path, {"traceEvents": [step, *work, *names]}, "t.json")])
+    assert list_busy_ns(node, "HPU 0")[-1] == (100 * US, 10 * US)
 
 
 def test_a_trace_without_any_accelerator_is_read_as_before(tmp_path: Path) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
-    names = ascend_names({1: "python"}, {(1, 1): "thread 1"})
+    names = make_ascend_names({1: "python"}, {(1, 1): "thread 1"})
     odd = {**x("thing", 1, 1, 10, 5), "cat": "my_own"}
-    (node,), (account,) = imported(
+    (node,), (account,) = import_files(
         [write(tmp_path, {"traceEvents": [step, odd, *names]}, "t.json")]
     )
     assert account.skipped == {"of category 'my_own'": 1}
-    assert ranks_of(node)[0][3] == ""
+    assert list_ranks(node)[0][3] == ""
 
 
 def test_roles_of_tracks() -> None:
@@ -193,9 +198,9 @@ def test_nested_events_have_their_own_time() -> None:
 
 
 def test_a_jax_trace_without_a_device_is_refused(tmp_path: Path) -> None:
-    events = [x("PjitFunction(step)", 2, 1, 0, 10), *ascend_names({2: "/host:CPU"}, {})]
+    events = [x("PjitFunction(step)", 2, 1, 0, 10), *make_ascend_names({2: "/host:CPU"}, {})]
     with pytest.raises(CannotImportError) as caught:
-        imported([write(tmp_path, {"traceEvents": events}, "cpu.trace.json")])
+        import_files([write(tmp_path, {"traceEvents": events}, "cpu.trace.json")])
     assert caught.value.message == (
         "the trace has no work of a TPU or GPU; profile on the device, until after"
         " block_until_ready"
@@ -220,15 +225,15 @@ def test_begin_and_end_of_an_event_are_the_event(tmp_path: Path, letters: str, n
         for half in halve(event, letters, **({"id": number, "cat": "x"} if letters == "be" else {}))
     ]
     halves.sort(key=lambda half: half["ts"])
-    names = ascend_names({3: "GPU 0"}, {})
+    names = make_ascend_names({3: "GPU 0"}, {})
     stray = [{"ph": letters[1], "cat": "x", "id": 9, "pid": 3, "tid": 5, "ts": 1, "name": "y"}]
     nodes = []
     for number, events in enumerate((whole, halves + stray)):
         content: Any = [*events, *names]
         if name == "object":
             content = {"traceEvents": content}
-        (node,), (account,) = imported([write(tmp_path, content, f"{number}.json")])
-        nodes.append((busy_ns(node, "gpu0"), account.read["kernels"]))
+        (node,), (account,) = import_files([write(tmp_path, content, f"{number}.json")])
+        nodes.append((list_busy_ns(node, "gpu0"), account.read["kernels"]))
     assert nodes[0] == nodes[1]
     assert nodes[1][0][-1] == (90 * US, 70 * US) and nodes[1][1] == 4
     assert account.skipped == {f"end without a begin event ({letters[1]})": 1}
@@ -238,7 +243,7 @@ def test_a_trace_without_names_is_refused_with_what_has_to_be_named(tmp_path: Pa
     events = halve(x("Cmpt Exec", 4, 1, 10, 60), "BE") + halve(x("Cmpt Exec", 5, 1, 0, 9), "BE")
     path = write(tmp_path, events, "allreduce.json")
     with pytest.raises(CannotImportError) as caught:
-        imported([path])
+        import_files([path])
     assert caught.value.message == (
         "a Chrome trace of 2 events without a known category, and no process is named after an"
         " accelerator: 4, 5"
@@ -252,8 +257,8 @@ def test_a_trace_without_names_is_refused_with_what_has_to_be_named(tmp_path: Pa
         pass
     assert refused.value.remedy == caught.value.remedy
     # what the advice asks for suffices
-    (node,), _ = imported([write(tmp_path, [*events, json.loads(line)], "named.json")])
-    assert busy_ns(node, "gpu0")[-1] == (60 * US, 60 * US)
+    (node,), _ = import_files([write(tmp_path, [*events, json.loads(line)], "named.json")])
+    assert list_busy_ns(node, "gpu0")[-1] == (60 * US, 60 * US)
 
 
 def rocprof_event(pid: str, name: str, start_ns: int, end_ns: int, **more: str) -> dict[str, Any]:
@@ -276,10 +281,12 @@ def test_rocprof_writes_ids_as_text_and_the_device_of_a_copy_beside_it(tmp_path:
         rocprof_event("8", "gemm", 1_050_000, 1_090_000, **{"dev-id": "2"}),
         rocprof_event("2", "hipLaunchKernel", 1_030_000, 1_048_000),
     ]
-    (node,), _ = imported([write(tmp_path, {"traceEvents": [{}, *names, *events]}, "results.json")])
-    assert ranks_of(node) == [(1, None, None, "gpu2")]
+    (node,), _ = import_files(
+        [write(tmp_path, {"traceEvents": [{}, *names, *events]}, "results.json")]
+    )
+    assert list_ranks(node) == [(1, None, None, "gpu2")]
     # the copy took 20.5 us and the kernel 40 us, both on the third device
-    assert busy_ns(node, "gpu2")[-1] == (90_000, 60_500)
+    assert list_busy_ns(node, "gpu2")[-1] == (90_000, 60_500)
 
 
 def test_a_slow_single_launch_loads_its_kernel_also_without_a_link_to_it(tmp_path: Path) -> None:
@@ -290,10 +297,10 @@ def test_a_slow_single_launch_loads_its_kernel_also_without_a_link_to_it(tmp_pat
         rocprof_event("2", "hipLaunchKernel", 1_030_000, 9_030_000),
         rocprof_event("6", "gemm", 9_040_000, 9_140_000, **{"dev-id": "0"}),
     ]
-    (node,), _ = imported([write(tmp_path, {"traceEvents": [*names, *events]}, "results.json")])
+    (node,), _ = import_files([write(tmp_path, {"traceEvents": [*names, *events]}, "results.json")])
     # of the gap from 20 us to 9.04 ms the host loaded for 8 ms
-    assert [span[:2] for span in spans(node, layout.STARVED, 1)] == [(20_000, 8_040_000)]
-    work = [span for span in spans(node, layout.HOST_WORK, 1) if span[2] == layout.WARMING_UP]
+    assert [span[:2] for span in list_spans(node, layout.STARVED, 1)] == [(20_000, 8_040_000)]
+    work = [span for span in list_spans(node, layout.HOST_WORK, 1) if span[2] == layout.WARMING_UP]
     assert [span[:2] for span in work] == [(30_000, 8_030_000)]
 
 
@@ -308,7 +315,7 @@ def test_the_first_profiler_of_pytorch_names_its_device_by_the_thread(tmp_path: 
         function("CUDA functions", "aten::zero_", 40, 30, 0),  # within the first
         function("CUDA functions", "aten::mul", 100, 20, 0),
     ]
-    (node,), (account,) = imported([write(tmp_path, events, "trace.json")])
-    assert ranks_of(node) == [(1, None, None, "gpu0")]
-    assert busy_ns(node)[-1][1] == 100 * US
+    (node,), (account,) = import_files([write(tmp_path, events, "trace.json")])
+    assert list_ranks(node) == [(1, None, None, "gpu0")]
+    assert list_busy_ns(node)[-1][1] == 100 * US
     assert any("idle time within an operator counts as busy" in note for note in account.notes)

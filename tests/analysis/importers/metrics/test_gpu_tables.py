@@ -11,7 +11,7 @@ from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.dynolog import Dynolog
 from clusterprof.analysis.importers.metrics.gpu_tables import GpuTables
 from clusterprof.analysis.importers.registry import find_importer
-from tests.support.importing_metrics import read
+from tests.support.metric_imports import import_files
 
 S = 1_000_000_000
 T = 1_711_034_567
@@ -25,7 +25,7 @@ def test_fields_of_dcgm_in_columns(tmp_path: Path) -> None:
 later,n1,0,1,1,H100
 1711034582,n1
 """
-    nodes, (account,) = read(GpuTables(), tmp_path, dcgm__csv=text)
+    nodes, (account,) = import_files(GpuTables(), tmp_path, dcgm__csv=text)
     assert {node.name: (node.wall, node.series) for node in nodes} == {
         "n1": (
             True,
@@ -52,7 +52,7 @@ def test_legends_with_labels_as_heads(tmp_path: Path) -> None:
         b'"DCGM_FI_DEV_GPU_UTIL{Hostname=""n1"", gpu=""1""}"\n'
         b"2024-03-21T15:22:47Z,10,20\n"
     )
-    (node,), _ = read(GpuTables(), tmp_path, export__csv=text)
+    (node,), _ = import_files(GpuTables(), tmp_path, export__csv=text)
     assert node.series == {
         "gpu.busy_ratio gpu0": [(T * S, 0.1)],
         "gpu.busy_ratio gpu1": [(T * S, 0.2)],
@@ -65,7 +65,7 @@ timestamp,gpu,gfx_activity,umc_activity,socket_power,gfx_0_clk,hotspot
 1711034567,0,42,1,550,2100,60
 1711034567,1,N/A,N/A,140,132,40
 """
-    (node,), _ = read(GpuTables(), tmp_path, amd__csv=text)
+    (node,), _ = import_files(GpuTables(), tmp_path, amd__csv=text)
     assert node.devices == [{"id": "gpu0", "vendor": "amd"}, {"id": "gpu1", "vendor": "amd"}]
     assert node.series == {
         "gpu.busy_ratio gpu0": [(T * S, 0.42)],
@@ -87,7 +87,7 @@ timestamp,,,
 2024-03-21 15:22:47,100.0,50.0,3
 2024-03-21 15:23:02,,25.0,3
 """
-    nodes, _ = read(GpuTables(), tmp_path, omnistat__csv=text)
+    nodes, _ = import_files(GpuTables(), tmp_path, omnistat__csv=text)
     assert {node.name: (node.wall, node.series) for node in nodes} == {
         "node01": (False, {"gpu.busy_ratio gpu0": [(T * S, 1.0)]}),
         "node02": (False, {"gpu.busy_ratio gpu0": [(T * S, 0.5), ((T + 15) * S, 0.25)]}),
@@ -101,7 +101,7 @@ def test_weights_and_biases(tmp_path: Path) -> None:
         {"_timestamp": T + 15, "system.gpu.0.gpu": None, "system.gpu.1.powerWatts": 301},
     ]
     lines = "\n".join(map(json.dumps, rows)).encode() + b"\nrubbish\n[1]\n"
-    (node,), (account,) = read(GpuTables(), tmp_path, wandb__jsonl=lines)
+    (node,), (account,) = import_files(GpuTables(), tmp_path, wandb__jsonl=lines)
     assert node.series == {
         "gpu.busy_ratio gpu0": [(T * S, 0.88)],
         "gpu.power_watts gpu1": [(T * S, 300.5), ((T + 15) * S, 301.0)],
@@ -121,7 +121,7 @@ I20240321 15:23:47.1 12 Logger.cpp:53] time = never data = {}
 
 
 def test_dynolog_adds_up_its_differences(tmp_path: Path) -> None:
-    (node,), (account,) = read(Dynolog(), tmp_path, dynolog__log=DYNOLOG)
+    (node,), (account,) = import_files(Dynolog(), tmp_path, dynolog__log=DYNOLOG)
     a, b = T * S, (T + 60) * S
     assert (node.name, node.wall) == ("dynolog", False)  # it calls local time UTC
     assert node.series == {
@@ -143,7 +143,7 @@ def test_dynolog_as_lines_of_json(tmp_path: Path) -> None:
     lines = b'{"timestamp":1711034567,"data":{"device":0,"gpu_device_utilization":"x"}}\n' + (
         b'{"timestamp":1711034568,"device":0,"gpu_device_utilization":50,"gpu_uuid":"GPU-a"}\n'
     )
-    (node,), (account,) = read(Dynolog(), tmp_path, d__jsonl=lines)
+    (node,), (account,) = import_files(Dynolog(), tmp_path, d__jsonl=lines)
     assert (node.wall, node.series) == (True, {"gpu.busy_ratio GPU-a": [((T + 1) * S, 0.5)]})
     assert account.skipped == {"values that are not numbers": 1}
 
@@ -171,11 +171,13 @@ def test_other_files_are_recognised_by_nobody(head: bytes, tmp_path: Path) -> No
 
 def test_tables_without_a_reading_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no GPU readings"):
-        read(GpuTables(), tmp_path, empty__csv=b"timestamp,DCGM_FI_DEV_GPU_UTIL\n")
+        import_files(GpuTables(), tmp_path, empty__csv=b"timestamp,DCGM_FI_DEV_GPU_UTIL\n")
     short = b"metric,rocm_utilization_percentage\ncard,0\ntimestamp\n1711034567\n"
     assert not GpuTables().recognizes(short, Path("x"))
     with pytest.raises(CannotImportError, match="no known sample"):
-        read(Dynolog(), tmp_path, empty=b'{"time": 5, "device": 0, "gpu_power_draw": "x"}\n')
+        import_files(
+            Dynolog(), tmp_path, empty=b'{"time": 5, "device": 0, "gpu_power_draw": "x"}\n'
+        )
 
 
 def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> No
 2.5,20,"600,30,71
 3.5,21,600,31,72
 """
-    (node,), (account,) = read(GpuTables(), tmp_path, usage__csv=text)
+    (node,), (account,) = import_files(GpuTables(), tmp_path, usage__csv=text)
     assert node.wall is False
     assert node.series == {
         "gpu.busy_ratio gpu0": [(S // 2, 0.17), (3 * S // 2, 0.19), (7 * S // 2, 0.21)],
@@ -233,13 +235,13 @@ def test_a_share_without_a_unit_is_percent_if_a_value_is_above_one(
     tmp_path: Path, text: bytes, device: str
 ) -> None:
     assert GpuTables().recognizes(text, Path("usage.csv"))
-    (node,), _ = read(GpuTables(), tmp_path, usage__csv=text)
+    (node,), _ = import_files(GpuTables(), tmp_path, usage__csv=text)
     assert [value for _, value in node.series[f"gpu.busy_ratio {device}"]] == [0.0, 0.69]
 
 
 def test_a_share_without_a_unit_and_no_value_above_one_is_not_read(tmp_path: Path) -> None:
     """1 may be all, or one percent."""
     text = b"time,gpu_util,power_w\n1700000000,0,60\n1700000001,1,61\n"
-    (node,), (account,) = read(GpuTables(), tmp_path, usage__csv=text)
+    (node,), (account,) = import_files(GpuTables(), tmp_path, usage__csv=text)
     assert list(node.series) == ["gpu.power_watts gpu0"]
     assert account.skipped == {"shares without a unit, none above 1": 2}

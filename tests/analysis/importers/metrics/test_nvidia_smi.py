@@ -11,7 +11,7 @@ from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.metrics.nvidia_smi import NvidiaSmi
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing_metrics import SHARED, given, read
+from tests.support.metric_imports import SHARED, collect_node, import_files
 
 S = 1_000_000_000
 T = 1_767_712_383 * S  # 2026-01-06 15:13:03, were it UTC
@@ -26,7 +26,7 @@ clocks.current.sm [MHz], clocks_throttle_reasons.active, ecc.errors.corrected.vo
 2026/01/06 15:13:04.389, 0, NVIDIA H100, 0 %, 2 MiB, 70.00 W, 345 MHz, 0x0000000000000001, 1
 2026/01/06 15:13:04.391, 1, NVIDIA H100
 """
-    (node,), (account,) = read(NvidiaSmi(), tmp_path, host3__csv=text)
+    (node,), (account,) = import_files(NvidiaSmi(), tmp_path, host3__csv=text)
     a, b, c = T + 389_000_000, T + 391_000_000, T + S + 389_000_000
     assert (node.name, node.wall) == ("host3", False)  # nobody says in which zone
     assert node.devices == [
@@ -57,7 +57,7 @@ def test_query_csv_without_units_and_without_who(tmp_path: Path) -> None:
 2026/01/06 15:13:04.000, 30, 42
 2026/01/06 15:13:04.004, 40, 43
 """
-    (node,), _ = read(NvidiaSmi(), tmp_path, log=text)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, log=text)
     assert node.series["gpu.busy_ratio gpu0"] == [(T, 0.1), (T + S, 0.3)]
     assert node.series["gpu.temperature_celsius gpu1"] == [
         (T + 4_000_000, 41.0),
@@ -71,7 +71,7 @@ def test_query_csv_below_the_table_of_processes_and_behind_nul_bytes(tmp_path: P
     heads = b"index, name, utilization.gpu [%]\n"
     text = table + heads + b"0, V100, 40 %\n" + b"\0" * 9000 + b"0, V100, 60 %\n"
     assert NvidiaSmi().recognizes(text, Path("gpu_stats.csv"))
-    (node,), _ = read(NvidiaSmi(), tmp_path, gpu_stats__csv=text)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, gpu_stats__csv=text)
     assert [value for _, value in node.series["gpu.busy_ratio gpu0"]] == [0.4, 0.6]
 
 
@@ -86,7 +86,7 @@ DMON = b"""#Date       Time        gpu    pwr  gtemp     sm    mem  rxpci
 
 
 def test_dmon_with_date_and_time(tmp_path: Path) -> None:
-    (node,), _ = read(NvidiaSmi(), tmp_path, dmon=DMON)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, dmon=DMON)
     assert node.series == {
         "gpu.power_watts gpu0": [(T, 612.0), (T + S, 600.0)],
         "gpu.temperature_celsius gpu0": [(T, 61.0), (T + S, 61.0)],
@@ -102,7 +102,7 @@ def test_dmon_with_date_and_time(tmp_path: Path) -> None:
 
 def test_dmon_without_times_and_by_the_clock_alone(tmp_path: Path) -> None:
     plain = b"# gpu   sm\n# Idx    %\n    0   10\n    1   20\n    0   30\n    1   40\n    x\n"
-    (node,), (account,) = read(NvidiaSmi(), tmp_path, plain=plain)
+    (node,), (account,) = import_files(NvidiaSmi(), tmp_path, plain=plain)
     assert node.series == {
         "gpu.busy_ratio gpu0": [(0, 0.1), (S, 0.3)],
         "gpu.busy_ratio gpu1": [(0, 0.2), (S, 0.4)],
@@ -112,7 +112,7 @@ def test_dmon_without_times_and_by_the_clock_alone(tmp_path: Path) -> None:
     )
     assert account.skipped == {"lines that are not rows of a table": 1}
     late = b"#Time        gpu    sm\n#HH:MM:SS    Idx     %\n 23:59:59 0 10\n 00:00:00 0 20\n"
-    (node,), _ = read(NvidiaSmi(), tmp_path, clock=late)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, clock=late)
     day = 86_400 * S
     assert node.series == {"gpu.busy_ratio gpu0": [(day - S, 0.1), (day, 0.2)]}
 
@@ -126,7 +126,7 @@ def test_pmon_counts_the_processes_of_each_device(tmp_path: Path) -> None:
     0       1001     C    40    10   python
     1       1003     C     1     1   python
 """
-    (node,), _ = read(NvidiaSmi(), tmp_path, pmon=text)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, pmon=text)
     assert node.series == {
         "gpu.processes_count gpu0": [(0, 2.0), (S, 1.0)],
         "gpu.processes_count gpu1": [(0, 0.0), (S, 1.0)],
@@ -140,7 +140,7 @@ GPU 0     97      0.81    612.4
 GPU 1     N/A     0.00    70.0
 GPU 0     50      0.40    300.0
 """
-    (node,), _ = read(NvidiaSmi(), tmp_path, dcgmi=text)
+    (node,), _ = import_files(NvidiaSmi(), tmp_path, dcgmi=text)
     assert node.series == {
         "gpu.busy_ratio gpu0": [(0, 0.97), (S, 0.5)],
         "gpu.sm_active_ratio gpu0": [(0, 0.81), (S, 0.4)],
@@ -174,7 +174,7 @@ def test_a_log_of_xml_documents(tmp_path: Path) -> None:
 <mig_devices><mig_device><fb_memory_usage><used>9 MiB</used></fb_memory_usage></mig_device>
 </mig_devices>"""
     data = document(FIRST, "97 %", more) + document(SECOND, "N/A") + document(SECOND, "5 %")[:200]
-    (node,), (account,) = read(NvidiaSmi(), tmp_path, smi__xml=data)
+    (node,), (account,) = import_files(NvidiaSmi(), tmp_path, smi__xml=data)
     assert node.devices == [
         {
             "id": "GPU-x",
@@ -199,11 +199,13 @@ def test_entities_are_refused_and_depth_is_bounded(tmp_path: Path) -> None:
 <!DOCTYPE nvidia_smi_log [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]>
 <nvidia_smi_log><gpu id="0"><uuid>&b;</uuid></gpu></nvidia_smi_log>"""
     with pytest.raises(CannotImportError, match="declares an entity"):
-        read(NvidiaSmi(), tmp_path, bomb__xml=laughs)
+        import_files(NvidiaSmi(), tmp_path, bomb__xml=laughs)
     with pytest.raises(CannotImportError, match="no GPU readings"):
-        read(NvidiaSmi(), tmp_path, o__xml=b"<?xml version='1.0' encoding='x'?><nvidia_smi_log/>")
+        import_files(
+            NvidiaSmi(), tmp_path, o__xml=b"<?xml version='1.0' encoding='x'?><nvidia_smi_log/>"
+        )
     with pytest.raises(CannotImportError, match="no GPU readings"):
-        read(NvidiaSmi(), tmp_path, deep__xml=b"<nvidia_smi_log>" + b"<a>" * 100_000)
+        import_files(NvidiaSmi(), tmp_path, deep__xml=b"<nvidia_smi_log>" + b"<a>" * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_real_documents_have_their_known_fields_and_no_finding() -> None:
     }
     for name, content in known.items():
         (source,) = open_sources(REAL / name)
-        (node,) = map(given, NvidiaSmi().nodes([source], [Account(source.path)]))
+        (node,) = map(collect_node, NvidiaSmi().nodes([source], [Account(source.path)]))
         ((gpu, device),) = zip(content["gpus"], node.devices, strict=True)
         assert device["name"] == gpu["name"]
         for field, (signal, scale) in fields.items():

@@ -10,15 +10,15 @@ import pytest
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.prometheus import Prometheus
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing_metrics import SHARED, Given, read
+from tests.support.metric_imports import SHARED, ImportedNode, import_files
 
 S = 1_000_000_000
 T = 1_711_034_567
 
 
-def gathered(folder: Path, **files: bytes) -> dict[str, Given]:
+def gathered(folder: Path, **files: bytes) -> dict[str, ImportedNode]:
     """The nodes by name."""
-    return {item.name: item for item in read(Prometheus(), folder, **files)[0]}
+    return {item.name: item for item in import_files(Prometheus(), folder, **files)[0]}
 
 
 def test_a_scrape_with_times_becomes_series_in_our_units(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-a",Hostname="n1"} 79 1711034567000
 DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",Hostname="n1",GPU_I_ID="3"} 10 1711034567000
 up{job="dcgm"} 1 1711034567000
 """
-    nodes, (account,) = read(Prometheus(), tmp_path, scrape__prom=text)
+    nodes, (account,) = import_files(Prometheus(), tmp_path, scrape__prom=text)
     (node,) = nodes
     assert (node.name, node.wall) == ("n1", True)
     assert node.devices == [
@@ -91,7 +91,7 @@ def test_scrapes_may_have_their_time_in_a_line_of_their_own(tmp_path: Path) -> N
 
 def test_without_times_only_the_first_of_each_is_kept(tmp_path: Path) -> None:
     line = b'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1"} %d\n'
-    (node,), (account,) = read(Prometheus(), tmp_path, scrape=line % 30 + line % 31)
+    (node,), (account,) = import_files(Prometheus(), tmp_path, scrape=line % 30 + line % 31)
     assert (node.wall, node.series) == (False, {"gpu.temperature_celsius gpu0": [(0, 30.0)]})
     assert account.skipped == {"repeated samples without a time": 1}
     assert account.notes == ["readings without a time are shown as those of one instant"]
@@ -115,7 +115,7 @@ DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1",instance="10.0.0.1:9400"} 30 17110345
 
 
 def test_host_metrics_join_the_host_whose_address_is_named(tmp_path: Path) -> None:
-    nodes, (account,) = read(Prometheus(), tmp_path, scrape=NODE_EXPORTER)
+    nodes, (account,) = import_files(Prometheus(), tmp_path, scrape=NODE_EXPORTER)
     by_name = {node.name: node.series for node in nodes}
     assert by_name == {
         "unnamed host": {"rdma.receive_bytes_total mlx5_0/1": [(T * S, 18.0)]},
@@ -172,7 +172,7 @@ def test_a_long_answer_is_read_in_pieces(tmp_path: Path) -> None:
 
 def test_a_truncated_answer_is_read_to_its_last_whole_series(tmp_path: Path) -> None:
     data = matrix((TEMP, [[T, "31"]]), (UTIL, [[T, "100"], [T + 15, "99"]]))
-    (node,), (account,) = read(Prometheus(), tmp_path, cut=data[:-60])
+    (node,), (account,) = import_files(Prometheus(), tmp_path, cut=data[:-60])
     assert node.series == {"gpu.temperature_celsius gpu0": [(T * S, 31.0)]}
     assert account.cut.startswith("damaged or cut off within a series")
 
@@ -190,7 +190,7 @@ DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"} many
 DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n1"}
 \x00\xff\xfe rubbish
 """
-    (node,), (account,) = read(Prometheus(), tmp_path, bad=text)
+    (node,), (account,) = import_files(Prometheus(), tmp_path, bad=text)
     second = T * S
     assert node.series == {
         "gpu.busy_ratio gpu0": [
@@ -231,10 +231,10 @@ def test_other_files_are_not_recognised(head: bytes) -> None:
 
 def test_nothing_known_is_stated(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no known metric"):
-        read(Prometheus(), tmp_path, other=b"# TYPE up gauge\nup 1\n")
+        import_files(Prometheus(), tmp_path, other=b"# TYPE up gauge\nup 1\n")
     deep = b'{"data":{"resultType":"matrix","result":[' + b'{"metric":' * 50_000
     with pytest.raises(CannotImportError, match="no known metric"):
-        read(Prometheus(), tmp_path, deep=deep)
+        import_files(Prometheus(), tmp_path, deep=deep)
 
 
 IDLE = SHARED / "dcgm-prometheus/h100_eks_2026-03"
@@ -246,11 +246,11 @@ def test_real_idle_nodes_give_their_values_and_no_finding() -> None:
     queries = {name: (IDLE / name).read_bytes() for name in known if name.startswith("query")}
     from clusterprof.analysis.importers.core.base import Account
     from clusterprof.analysis.importers.core.byte_sources import open_sources
-    from tests.support.importing_metrics import given
+    from tests.support.metric_imports import collect_node
 
     sources = [source for name in sorted(queries) for source in open_sources(IDLE / name)]
     nodes = Prometheus().nodes(sources, [Account(source.path) for source in sources])
-    by_name = {item.name: item for item in map(given, nodes)}
+    by_name = {item.name: item for item in map(collect_node, nodes)}
     scale = {
         "gpu.busy_ratio": 0.01,
         "gpu.memory_used_bytes": 1 << 20,

@@ -10,7 +10,7 @@ import pytest
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.metrics.rank_series import RankSeries
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing_metrics import SHARED, read
+from tests.support.metric_imports import SHARED, import_files
 
 S = 1_000_000_000
 T = 1_745_861_820
@@ -35,7 +35,7 @@ def wait(minute: int, seconds: int) -> tuple[int, int]:
 
 def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path) -> None:
     times = [T, T + 60, str(T + 120)]
-    nodes, accounts = read(
+    nodes, accounts = import_files(
         RankSeries(),
         tmp_path,
         job_data_readiness__json=series(times, r0=[1.0, "0.95", 1], r19=[0.25, None, 0.5]),
@@ -59,7 +59,7 @@ def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path
 
 
 def test_a_stage_that_reads_is_one(tmp_path: Path) -> None:
-    nodes, _ = read(
+    nodes, _ = import_files(
         RankSeries(),
         tmp_path,
         data_readiness__csv=b"event_time,rank_0,rank_1\n%d,0.5,1.0\n" % T,
@@ -70,17 +70,17 @@ def test_a_stage_that_reads_is_one(tmp_path: Path) -> None:
 
 def test_readiness_alone_says_that_data_were_waited_for_and_no_more(tmp_path: Path) -> None:
     data = series([T, T + 60], r0=[1, 1], r1=[0.5, 0.5], r2=[1, 1])
-    (node,), _ = read(RankSeries(), tmp_path, data_readiness__json=data)
+    (node,), _ = import_files(RankSeries(), tmp_path, data_readiness__json=data)
     assert set(node.spans) == {(0, "step"), (1, "step"), (1, "data_wait"), (2, "step")}
     with pytest.raises(CannotImportError, match="no series contains the data readiness"):
-        read(RankSeries(), tmp_path, compose__json=data)
+        import_files(RankSeries(), tmp_path, compose__json=data)
 
 
 def test_bad_values_are_counted(tmp_path: Path) -> None:
     data = series(
         [T + 60, T, -5, "x"], r0=[0.5, 1, 0, 0], r1=[7, "NaN", 0, 0], r2=[1], name=[1, 2, 3, 4]
     )
-    (node,), (account,) = read(RankSeries(), tmp_path, readiness__json=data)
+    (node,), (account,) = import_files(RankSeries(), tmp_path, readiness__json=data)
     assert node.spans == {
         (0, "step"): [step(0), step(1)],
         (0, "data_wait"): [(*wait(1, 30), -1, -1, -1, -1)],
@@ -91,7 +91,7 @@ def test_bad_values_are_counted(tmp_path: Path) -> None:
         "values outside 0 to 1": 1,
     }
     with pytest.raises(CannotImportError):
-        read(RankSeries(), tmp_path, readiness__json=data[:-20])
+        import_files(RankSeries(), tmp_path, readiness__json=data[:-20])
 
 
 REAL = SHARED / "spdl-fleet"

@@ -11,7 +11,7 @@ from clusterprof.analysis.importers.core.byte_sources import open_sources
 from clusterprof.analysis.importers.metrics.rocm_smi import RocmSmi
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing_metrics import read
+from tests.support.metric_imports import import_files
 
 SEEDS = Path(__file__).parents[1] / "seeds" / "rocm_smi"
 S = 1_000_000_000
@@ -21,7 +21,9 @@ SKIPPED = "values out of range or not available"
 
 
 def test_a_table_in_a_loop_has_a_sweep_for_every_head(tmp_path: Path) -> None:
-    (node,), (account,) = read(RocmSmi(), tmp_path, host3__csv=(SEEDS / "loop.csv").read_bytes())
+    (node,), (account,) = import_files(
+        RocmSmi(), tmp_path, host3__csv=(SEEDS / "loop.csv").read_bytes()
+    )
     assert (node.name, node.wall) == ("host3", False)
     assert node.devices == [{"id": "gpu0", "vendor": "amd"}, {"id": "gpu1", "vendor": "amd"}]
     assert node.series == {
@@ -39,7 +41,9 @@ def test_a_table_in_a_loop_has_a_sweep_for_every_head(tmp_path: Path) -> None:
 
 
 def test_documents_in_one_line_and_in_many_with_their_times(tmp_path: Path) -> None:
-    (node,), (account,) = read(RocmSmi(), tmp_path, log__json=(SEEDS / "loop.json").read_bytes())
+    (node,), (account,) = import_files(
+        RocmSmi(), tmp_path, log__json=(SEEDS / "loop.json").read_bytes()
+    )
     assert node.wall is True
     assert node.devices == [{"id": "gpu0", "vendor": "amd", "name": "AMD Instinct MI300X"}]
     assert node.series == {
@@ -60,7 +64,7 @@ card0,7
 cardX,1,2,3
 {"card0": {"GPU use (%)": "8"
 """
-    (node,), (account,) = read(RocmSmi(), tmp_path, log=text)
+    (node,), (account,) = import_files(RocmSmi(), tmp_path, log=text)
     assert node.series == {
         "gpu.busy_ratio gpu0": [(0, 0.07)],
         "gpu.temperature_celsius gpu0": [(0, 40.0)],

@@ -13,7 +13,13 @@ from clusterprof.analysis.importers.nccl.flight_recorder import FlightRecorder, 
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
-from tests.support.importing import groups, operation, ranks, read, spans
+from tests.support.import_results import (
+    decode_operation,
+    import_folder,
+    list_groups,
+    list_ranks,
+    list_spans,
+)
 
 
 def entry(number: int, start: int | None, end: int | None, **more: object) -> dict:
@@ -57,19 +63,19 @@ def test_two_ranks_and_who_had_not_come(tmp_path: Path) -> None:
     paths[1].write_text(
         paths[1].read_text().replace('"collective_seq_id": 4', '"collective_seq_id": 2')
     )
-    nodes, accounts, why = read(FlightRecorder(), *paths)
+    nodes, accounts, why = import_folder(FlightRecorder(), *paths)
     assert why == ""
     group = compute_group_number([0, 1])
-    assert [ranks(node) for node in nodes] == [{1: (0, 2, "")}, {2: (1, 2, "")}]
-    assert [groups(node) for node in nodes] == [{group: [0, 1]}] * 2
-    recorded_spans = spans(nodes[0])
+    assert [list_ranks(node) for node in nodes] == [{1: (0, 2, "")}, {2: (1, 2, "")}]
+    assert [list_groups(node) for node in nodes] == [{group: [0, 1]}] * 2
+    recorded_spans = list_spans(nodes[0])
     assert [row[:5] for row in recorded_spans["1 collective"]] == [
         (100, 300, group, 0, -1),
         (400, 500, group, 1, -1),
     ]
-    assert operation(recorded_spans["1 collective"][0][5]) == (layout.ALL_REDUCE, -1)
+    assert decode_operation(recorded_spans["1 collective"][0][5]) == (layout.ALL_REDUCE, -1)
     assert recorded_spans["1 step"] == [(100, 500, 1, 2, -1, -1)]
-    assert spans(nodes[1])["2 step"] == [(250, 500, 1, 2, -1, -1)]
+    assert list_spans(nodes[1])["2 step"] == [(250, 500, 1, 2, -1, -1)]
     assert dict(accounts[0].skipped) == {"operations without start and end times": 1}
     assert dict(accounts[1].skipped) == {
         "sends and receives": 1,
@@ -90,12 +96,14 @@ def test_a_pickle_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
 
     bad = tmp_path / "nccl_trace_rank_1"
     bad.write_bytes(pickle.dumps({"pg_config": {}, "entries": [Runs()]}))
-    nodes, accounts, why = read(FlightRecorder(), dump(tmp_path, 0, entry(1, 1, 2)), bad)
+    nodes, accounts, why = import_folder(FlightRecorder(), dump(tmp_path, 0, entry(1, 1, 2)), bad)
     assert len(nodes) == 1
     assert why == ""
     assert "a pickle" in accounts[1].cut
     assert "JSON" in accounts[1].cut
-    assert read(FlightRecorder(), bad)[2].startswith("a pickle: loading one may run arbitrary code")
+    assert import_folder(FlightRecorder(), bad)[2].startswith(
+        "a pickle: loading one may run arbitrary code"
+    )
     assert not made.exists()
 
 
@@ -113,7 +121,7 @@ def test_a_pickle_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
 def test_what_is_no_dump_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace_3.json"
     path.write_text(text)
-    nodes, (account,), why = read(FlightRecorder(), path)
+    nodes, (account,), why = import_folder(FlightRecorder(), path)
     assert nodes == []
     assert why == account.cut or account.notes
     assert "Traceback" not in why
@@ -121,19 +129,19 @@ def test_what_is_no_dump_is_reported(tmp_path: Path, text: str) -> None:
 
 def test_numbers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
     path = dump(tmp_path, 0, entry(1, 1, 2), entry(1 << 70, 3, 4), entry(2, 5, 1 << 70))
-    (node,), (account,), _ = read(FlightRecorder(), path)
-    assert len(spans(node)["1 collective"]) == 1
+    (node,), (account,), _ = import_folder(FlightRecorder(), path)
+    assert len(list_spans(node)["1 collective"]) == 1
     assert dict(account.skipped) == {
         "operations with impossible numbers": 1,
         "operations that end before they start": 1,
     }
     path.write_text(path.read_text().replace("[0, 1]", "[0, 99999999999999999999]"))
-    assert "impossible ranks" in read(FlightRecorder(), path)[2]
+    assert "impossible ranks" in import_folder(FlightRecorder(), path)[2]
 
 
 def test_a_name_without_a_rank_is_reported(tmp_path: Path) -> None:
     path = dump(tmp_path, 0, entry(1, 1, 2)).rename(tmp_path / "trace.json")
-    assert read(FlightRecorder(), path)[2] == "its name does not end with a rank"
+    assert import_folder(FlightRecorder(), path)[2] == "its name does not end with a rank"
 
 
 def test_names_of_backends() -> None:
@@ -188,7 +196,7 @@ def test_the_missing_rank_comes_first_whatever_the_numbers_of_other_groups(tmp_p
         group_dump(tmp_path, 2, {"3": 6, "9": 800}, open_entry("72", 9, 800)),
         group_dump(tmp_path, 3, {"9": 799}),
     ]
-    _, (account, *_), _ = read(FlightRecorder(), *paths)
+    _, (account, *_), _ = import_folder(FlightRecorder(), *paths)
     assert account.answers == [
         "missing: rank 3; others waited for operations that they had not reached in EXPERTS"
         " (group 72): look there first",
@@ -208,7 +216,7 @@ def test_what_the_status_says_was_issued_is_not_missing(tmp_path: Path) -> None:
         group_dump(tmp_path, 2, {"9": 8}),
         group_dump(tmp_path, 3, {}),
     ]
-    _, (account, *_), _ = read(FlightRecorder(), *paths)
+    _, (account, *_), _ = import_folder(FlightRecorder(), *paths)
     assert account.answers == [
         "rank 0 waited in nccl:all_reduce 8 of EXPERTS (group 72); rank 3 had not reached it"
         " (rank 3 shows none): look there first"

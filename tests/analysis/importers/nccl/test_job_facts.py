@@ -21,17 +21,17 @@ from clusterprof.output.renderers.markdown import Markdown
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.report.model import Report
-from tests.support.nccl_logs import SOCKETS, TABLE, line, write
+from tests.support.nccl_logs import SOCKETS, TABLE, make_line, write_log
 
 
 @pytest.fixture
 def traces(tmp_path: Path) -> list[Path]:
     """Two ranks, 60 operations of 1 MiB that take 980 us each: ten times what the table says."""
     return [
-        write(
+        write_log(
             tmp_path / f"rank{rank}.jsonl",
             *(
-                line(
+                make_line(
                     rank,
                     n,
                     980.0,

@@ -18,7 +18,7 @@ from clusterprof.analysis.importers.nccl.text_logs import (
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.probe import layout
-from tests.support.importing import read
+from tests.support.import_results import import_folder
 from tests.support.nccl_logs import SOCKETS, TABLE
 
 
@@ -114,12 +114,12 @@ def test_files_are_distinguished_by_their_content(tmp_path: Path) -> None:
         assert not nccl_output.recognizes(other, tmp_path / "x")
     log = tmp_path / "job.log"
     log.write_bytes(b"\xff\xfe epoch 1\n" + SOCKETS.encode() + b"\x1b[0m NCCL INFO \x00\n")
-    nodes, (account,), why = read(nccl_output, log)
+    nodes, (account,), why = import_folder(nccl_output, log)
     assert (nodes, why) == ([], "")
     assert account.notes == build_notes(text(SOCKETS))
     silent = tmp_path / "silent.log"
     silent.write_text("n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
-    assert read(nccl_output, silent)[2] == "the file names no transport and has no table"
+    assert import_folder(nccl_output, silent)[2] == "the file names no transport and has no table"
 
 
 def test_rows_that_messages_of_the_log_have_split() -> None:

@@ -15,7 +15,14 @@ from clusterprof.analysis.importers.core.node_tables import compute_group_number
 from clusterprof.analysis.importers.nsys.importer import Nsys
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
-from tests.support.importing import groups, operation, ranks, read, series, spans
+from tests.support.import_results import (
+    decode_operation,
+    import_folder,
+    list_groups,
+    list_ranks,
+    list_readings,
+    list_spans,
+)
 from tests.support.nsys_files import (
     ALL_REDUCE,
     CALLS,
@@ -34,12 +41,12 @@ from tests.support.nsys_files import (
     STACKS,
     SYNC,
     SYSTEM,
-    database,
-    process,
-    thread,
+    encode_process_id,
+    encode_thread_id,
+    write_database,
 )
 
-P, T = process(11), thread(11, 11)
+P, T = encode_process_id(11), encode_thread_id(11, 11)
 # One step of 1000 us on one device:
 #   data wait 0..300, copy to the device 320..340, kernel 350..600; the host waits for it,
 #   allocates, launches the next kernel at 690, which runs 700..900; a fill runs until 950.
@@ -80,11 +87,11 @@ def in_us(table: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def test_one_process_whole(tmp_path: Path) -> None:
     tables = [(table, in_us(rows)) for table, rows in ONE]
-    nodes, (account,), why = read(Nsys(), database(tmp_path / "a.sqlite", *tables))
+    nodes, (account,), why = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", *tables))
     assert why == ""
     (node,) = nodes
-    assert ranks(node) == {11: (None, None, "gpu0")}
-    assert spans(node) == {
+    assert list_ranks(node) == {11: (None, None, "gpu0")}
+    assert list_spans(node) == {
         "11 step": in_us([(0, 1000, 7, 2, -1, -1), (1000, 1400, 8, 2, -1, -1)]),
         "11 data_wait": in_us([(0, 300, -1, -1, -1, -1)]),
         # 300 us of wait: 200 in reads, 20 in poll, 80 in no call
@@ -108,7 +115,7 @@ def test_one_process_whole(tmp_path: Path) -> None:
         "11 stack_sample": in_us([(150, 150, 1, 300 * US, 0, 0)]),  # in the wait for data
     }
     # Copies and fills are work: 20, 270, 470, 520
-    assert series(node) == {
+    assert list_readings(node) == {
         "gpu.busy_ns_total gpu0": [
             (t * US, busy * US)
             for t, busy in (
@@ -153,10 +160,10 @@ def test_a_copy_from_the_device_that_returns_after_it_is_a_wait(tmp_path: Path) 
         ),
     ]
     tables = [(table, [(a + 10, b + 10, *rest) for a, b, *rest in rows]) for table, rows in tables]
-    (node,), _, _ = read(
-        Nsys(), database(tmp_path / "a.sqlite", *((t, in_us(rows)) for t, rows in tables))
+    (node,), _, _ = import_folder(
+        Nsys(), write_database(tmp_path / "a.sqlite", *((t, in_us(rows)) for t, rows in tables))
     )
-    kinds = spans(node)
+    kinds = list_spans(node)
     assert kinds["11 sync"] == in_us([(15, 135, layout.WHOLE_NS, 1, 0, 0)])
     # 130..160: the wait until 135, then between launches and until the kernel began
     assert kinds["11 starved"] == in_us([(130, 160, 25 * US, 5 * US, 0, 0)])
@@ -181,7 +188,7 @@ def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
     samples, stacks = [], []
     for number in range(2, 100):  # ids count from 1, times from 2 ms
         samples.append((number - 1, number * MS, 3, 1, T, 1))
-        samples.append((1_000 + number, number * MS, 4, 1, thread(11, 12), 1))
+        samples.append((1_000 + number, number * MS, 4, 1, encode_thread_id(11, 12), 1))
         stacks.append((1_000 + number, WAIT, LIBRARY, None, 0))
         if number < 62:
             stacks.append((number - 1, MAIN, PROGRAM, None, 0))
@@ -196,10 +203,10 @@ def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
         (SAMPLES, samples),
         (STACKS, stacks),
     ]
-    file = database(tmp_path / "a.sqlite", *tables, names=[*NAMES, *FUNCTIONS])
-    (node,), (account,), _ = read(Nsys(), file)
+    file = write_database(tmp_path / "a.sqlite", *tables, names=[*NAMES, *FUNCTIONS])
+    (node,), (account,), _ = import_folder(Nsys(), file)
     on_host = layout.COMPUTING_ON_HOST
-    assert spans(node)["11 host_work"] == [
+    assert list_spans(node)["11 host_work"] == [
         (1 * MS, 61 * MS, on_host, 0, 0, 0),
         (61 * MS, 91 * MS, on_host, 1, 0, 0),
         (91 * MS, 99 * MS, on_host, 2, 0, 0),
@@ -230,9 +237,9 @@ def test_samples_without_stacks_or_names_show_a_host_that_computed(
         tables.append((stacks, rows))
     elif missing == "StringIds rows":
         tables.append((STACKS, [(*row[:3], None, row[3]) for row in rows]))
-    (node,), (account,), _ = read(Nsys(), database(tmp_path / "a.sqlite", *tables))
+    (node,), (account,), _ = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", *tables))
     assert account.cut == ""
-    assert spans(node)["11 host_work"] == [(MS, 8 * MS, layout.COMPUTING_ON_HOST, -1, 0, 0)]
+    assert list_spans(node)["11 host_work"] == [(MS, 8 * MS, layout.COMPUTING_ON_HOST, -1, 0, 0)]
 
 
 @pytest.mark.parametrize("framework", [False, True])
@@ -245,7 +252,7 @@ def test_advice_for_code_without_a_framework_names_none(framework: bool, tmp_pat
     ranges = [(0, 5, 59, T, "aten::mm, op_id = 3", None, 0)] if framework else []
     calls = [(a + 1_000, b + 1_000, *rest) for a, b, *rest in calls]
     kernels = [(a + 1_000, b + 1_000, *rest) for a, b, *rest in kernels]
-    file = database(
+    file = write_database(
         tmp_path / "a.sqlite",
         (KERNELS, in_us(kernels)),
         (CALLS, in_us(calls)),
@@ -259,7 +266,10 @@ def test_advice_for_code_without_a_framework_names_none(framework: bool, tmp_pat
 
 
 def rank_rows(pid: int, device: int, *kernels: tuple[int, int, int]) -> list[tuple]:
-    return [(a, b, device, 7, n, process(pid), what) for n, (a, b, what) in enumerate(kernels, 1)]
+    return [
+        (a, b, device, 7, n, encode_process_id(pid), what)
+        for n, (a, b, what) in enumerate(kernels, 1)
+    ]
 
 
 def two_ranks(path: Path) -> Path:
@@ -270,18 +280,18 @@ def two_ranks(path: Path) -> Path:
     second = rank_rows(
         22, 1, (0, 150, GEMM), (150, 170, ALL_REDUCE), (170, 320, GEMM), (320, 340, ALL_REDUCE)
     )
-    return database(path, (KERNELS, first + second))
+    return write_database(path, (KERNELS, first + second))
 
 
 def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> None:
-    (node,), (account,), _ = read(Nsys(), two_ranks(tmp_path / "a.sqlite"))
+    (node,), (account,), _ = import_folder(Nsys(), two_ranks(tmp_path / "a.sqlite"))
     group = compute_group_number([0, 1])
-    assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
-    assert groups(node) == {group: [0, 1]}
-    recorded_spans = spans(node)
+    assert list_ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
+    assert list_groups(node) == {group: [0, 1]}
+    recorded_spans = list_spans(node)
     rows = [row[:5] for row in recorded_spans["21 collective"]]
     assert rows == [(50, 170, group, 0, -1), (220, 340, group, 1, -1)]
-    assert {operation(row[5]) for row in recorded_spans["22 collective"]} == {
+    assert {decode_operation(row[5]) for row in recorded_spans["22 collective"]} == {
         (layout.ALL_REDUCE, -1)
     }
     assert [row[:5] for row in recorded_spans["22 collective"]] == [
@@ -299,13 +309,15 @@ def test_a_process_without_work_is_no_rank_and_idle_time_is_that_of_its_own_wind
 ) -> None:
     """A helper fills memory for 1 of 1000 ns, on the device that another process trains on."""
     work = rank_rows(21, 0, (0, 400, GEMM), (500, 1000, GEMM))
-    helper = (FILLS, [(600, 601, 0, 7, 9, process(99), 0, 64)])
-    nodes, (account,), _ = read(Nsys(), database(tmp_path / "a.sqlite", (KERNELS, work), helper))
-    assert [list(ranks(node)) for node in nodes] == [[21]]
+    helper = (FILLS, [(600, 601, 0, 7, 9, encode_process_id(99), 0, 64)])
+    nodes, (account,), _ = import_folder(
+        Nsys(), write_database(tmp_path / "a.sqlite", (KERNELS, work), helper)
+    )
+    assert [list(list_ranks(node)) for node in nodes] == [[21]]
     assert account.notes[0].endswith("(10.0% of it idle: no kernel, copy, fill or graph)")
     # a second process that does train: 100 ns, of which the device worked for 60 and 40 are idle
     both = [*work[:1], *rank_rows(22, 0, (600, 630, GEMM), (670, 700, GEMM))]
-    _, (account,), _ = read(Nsys(), database(tmp_path / "b.sqlite", (KERNELS, both)))
+    _, (account,), _ = import_folder(Nsys(), write_database(tmp_path / "b.sqlite", (KERNELS, both)))
     assert [note.partition("(")[2][:5] for note in account.notes[:2]] == ["0.0% ", "40.0%"]
 
 
@@ -319,7 +331,7 @@ def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> No
         rows = rank_rows(30, 0, (0, work, GEMM), (work, 170, ALL_REDUCE))
         start = [(1_700_000_000_000_000_000, "host")]
         paths.append(
-            database(
+            write_database(
                 tmp_path / f"of{rank}.sqlite",
                 (KERNELS, rows),
                 (("META_DATA_CAPTURE", "name value"), variables),
@@ -327,13 +339,13 @@ def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> No
                 (("TARGET_INFO_SYSTEM_ENV", "name value"), [("Hostname", f"node{rank}")]),
             )
         )
-    nodes, _, _ = read(Nsys(), *paths)
+    nodes, _, _ = import_folder(Nsys(), *paths)
     assert [(node.name, node.wall_minus_own_ns) for node in nodes] == [
         ("node1", 1_700_000_000_000_000_000),
         ("node0", 1_700_000_000_000_000_000),
     ]
-    assert [ranks(node)[30][:2] for node in nodes] == [(1, 2), (0, 2)]
-    assert [groups(node) for node in nodes] == [{compute_group_number([0, 1]): [0, 1]}] * 2
+    assert [list_ranks(node)[30][:2] for node in nodes] == [(1, 2), (0, 2)]
+    assert [list_groups(node) for node in nodes] == [{compute_group_number([0, 1]): [0, 1]}] * 2
 
 
 def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path) -> None:
@@ -348,20 +360,20 @@ def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path
         "repeated": [(n * 100, n * 100 + 80, n + 1, 2, -1, -1) for n in range(5)],
     }
     for name, ranges in (("optimizer", optimizer), ("repeated", repeated)):
-        path = database(tmp_path / f"{name}.sqlite", kernels, calls, (NVTX, ranges))
-        (node,), _, _ = read(Nsys(), path)
-        assert spans(node)["11 step"] == expected[name]
+        path = write_database(tmp_path / f"{name}.sqlite", kernels, calls, (NVTX, ranges))
+        (node,), _, _ = import_folder(Nsys(), path)
+        assert list_spans(node)["11 step"] == expected[name]
 
 
 def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
     kernels = ("CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId shortName")
-    path = database(
+    path = write_database(
         tmp_path / "old.sqlite",
         (kernels, in_us([(100, 200, 0, 7, 3, GEMM), (260, 300, 0, 7, 4, GEMM)])),
         (CALLS, in_us([(50, 60, T, 3, LAUNCH), (240, 250, T, 4, LAUNCH)])),
     )
-    (node,), (account,), _ = read(Nsys(), path)
-    assert spans(node) == {
+    (node,), (account,), _ = import_folder(Nsys(), path)
+    assert list_spans(node) == {
         "11 step": in_us([(100, 300, 1, 2, -1, -1)]),
         "11 starved": in_us([(200, 250, 50 * US, 0, 0, 0)]),  # launches 180 apart
     }
@@ -385,8 +397,10 @@ def test_rows_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
         ("a", 3, 59, T, "step 1", None, 0),
         (9, 3, 59, T, "step 2", None, 0),
     ]
-    (node,), (account,), _ = read(Nsys(), database(tmp_path / "a", (KERNELS, rows), (NVTX, ranges)))
-    assert spans(node) == {"11 step": [(100, 500, 1, 2, -1, -1)]}
+    (node,), (account,), _ = import_folder(
+        Nsys(), write_database(tmp_path / "a", (KERNELS, rows), (NVTX, ranges))
+    )
+    assert list_spans(node) == {"11 step": [(100, 500, 1, 2, -1, -1)]}
     assert dict(account.skipped) == {
         "activities that end before they begin": 1,
         "kernels without start and end": 5,
@@ -409,8 +423,8 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
     db.commit()
     db.close()
     before = path.read_bytes()
-    (node,), (account,), _ = read(Nsys(), path)
-    assert ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
+    (node,), (account,), _ = import_folder(Nsys(), path)
+    assert list_ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
     assert (dict(account.read), dict(account.skipped)) == ({"kernels": 8}, {})
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a.sqlite"]  # no journal beside it
@@ -419,10 +433,10 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", [0.02, 0.3, 0.6, 0.9])
 def test_a_file_that_is_cut_off_is_read_up_to_there_or_refused(tmp_path: Path, part: float) -> None:
     many = [(n * 10, n * 10 + 5, 0, 7, n + 1, P, GEMM) for n in range(20_000)]
-    whole = database(tmp_path / "a.sqlite", (KERNELS, many)).read_bytes()
+    whole = write_database(tmp_path / "a.sqlite", (KERNELS, many)).read_bytes()
     cut = tmp_path / "cut.sqlite"
     cut.write_bytes(whole[: int(part * len(whole))])
-    nodes, (account,), why = read(Nsys(), cut)
+    nodes, (account,), why = import_folder(Nsys(), cut)
     assert account.cut or why
     assert (why == "") == bool(nodes)
     assert account.read["kernels"] < 20_000
@@ -433,10 +447,10 @@ def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
     for at in range(100, len(whole), 997):
         broken = tmp_path / "broken.sqlite"
         broken.write_bytes(whole[:at] + b"\xff\x00\xff" * 30 + whole[at + 90 :])
-        nodes, accounts, why = read(Nsys(), broken)
+        nodes, accounts, why = import_folder(Nsys(), broken)
         assert nodes or why
         for node in nodes:
-            assert len(ranks(node)) <= 2
+            assert len(list_ranks(node)) <= 2
         assert len(accounts) == 1
 
 
@@ -446,7 +460,7 @@ def test_names_in_a_schema_that_are_no_text_are_reported(tmp_path: Path) -> None
     # The first statement of the schema is none any more: SQLite's message repeats its bytes.
     named = whole.replace(b"StringIds", b"Str\xffngIds")
     broken.write_bytes(named.replace(b"ngIds ([id]", b"ngIds (([id"))
-    nodes, _, why = read(Nsys(), broken)
+    nodes, _, why = import_folder(Nsys(), broken)
     assert nodes == []
     assert "broken.sqlite: not a readable SQLite file" in why
 
@@ -456,13 +470,13 @@ def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
     plain = two_ranks(tmp_path / "a.sqlite")
     packed = tmp_path / "a.sqlite.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    (readings,), _, _ = read(Nsys(), plain)
-    (other,), _, _ = read(Nsys(), packed)
-    assert spans(readings) == spans(other)
+    (readings,), _, _ = import_folder(Nsys(), plain)
+    (other,), _, _ = import_folder(Nsys(), packed)
+    assert list_spans(readings) == list_spans(other)
 
 
 def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Path) -> None:
-    nodes, _, why = read(Nsys(), database(tmp_path / "a.sqlite", (NVTX, [])))
+    nodes, _, why = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", (NVTX, [])))
     assert (nodes, why) == ([], "the profile has no device activity")
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE runs (id)")
@@ -480,7 +494,7 @@ def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Pat
         (0, 1_000_000, 5, 0, 2, 7.0),
     ]
     names = ("TARGET_INFO_NETWORK_METRICS", "metricsListId metricsIdx name unit")
-    path = database(
+    path = write_database(
         tmp_path / "a.sqlite",
         (KERNELS, rank_rows(11, 0, (0, 9, GEMM))),
         (metric, rows),
@@ -488,8 +502,8 @@ def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Pat
         (("TARGET_INFO_NIC_INFO", "nicId name"), [(1, "mlx5_0")]),
         (("NIC_ID_MAP", "nicId globalId"), [(1, 5)]),
     )
-    (node,), (account,), _ = read(Nsys(), path)
-    assert series(node)["rdma.transmit_bytes_total mlx5_0"] == [
+    (node,), (account,), _ = import_folder(Nsys(), path)
+    assert list_readings(node)["rdma.transmit_bytes_total mlx5_0"] == [
         (0, 0),
         (1_000_000, 100),
         (3_000_000, 200),
@@ -509,14 +523,14 @@ def test_ranges_that_repeat_and_launch_little_of_the_work_are_no_steps(tmp_path:
         (1, 890, T, 1, MALLOC),
         *((921 + 8 * n, 922 + 8 * n, T, 10 + n, LAUNCH) for n in range(10)),
     ]
-    path = database(
+    path = write_database(
         tmp_path / "a.sqlite",
         (KERNELS, in_us(kernels)),
         (CALLS, in_us(calls)),
         (NVTX, in_us([*moves, *model])),
     )
-    (node,), (account,), _ = read(Nsys(), path)
-    assert spans(node)["11 step"] == in_us([(922, 998, 1, 2, -1, -1)])
+    (node,), (account,), _ = import_folder(Nsys(), path)
+    assert list_spans(node)["11 step"] == in_us([(922, 998, 1, 2, -1, -1)])
     assert any("no range marks a step" in note for note in account.notes)
 
 
@@ -526,15 +540,15 @@ def test_what_the_host_did_before_the_first_work_of_a_step_is_known(tmp_path: Pa
     calls = [(10 * US, 890 * US, T, 1, MALLOC)]
     calls += [(900 * US, 905 * US, T, 2, LAUNCH), (1000 * US, 1005 * US, T, 3, LAUNCH)]
     steps = [(n * 1000 * US, (n + 1) * 1000 * US, 59, T, f"step {n}", None, 0) for n in range(2)]
-    path = database(
+    path = write_database(
         tmp_path / "a.sqlite",
         (KERNELS, in_us(kernels)),
         (CALLS, in_us(calls)),
         (NVTX, in_us(steps)),
     )
-    (node,), _, _ = read(Nsys(), path)
+    (node,), _, _ = import_folder(Nsys(), path)
     # Idle from 0 to 910 ms: the kernel started 5 ms after its launch had returned.
-    assert spans(node)["11 starved"][0][:2] == (0, 905 * MS)
+    assert list_spans(node)["11 starved"][0][:2] == (0, 905 * MS)
     assert (10 * MS, 890 * MS, layout.WARMING_UP) in [
-        row[:3] for row in spans(node)["11 host_work"]
+        row[:3] for row in list_spans(node)["11 host_work"]
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
-from tests.support.importing_traces import SEEDS, imported, ranks_of
+from tests.support.trace_imports import SEEDS, import_files, list_ranks
 
 PROFILE = sorted((SEEDS / "nsys").glob("*.sqlite"))[0]
 
@@ -35,9 +35,9 @@ def test_a_report_is_read_as_its_export(
     install(
         tmp_path, f'echo "$@" > "{tmp_path}/arguments"; cp "{PROFILE}" "$7" || exit 3', monkeypatch
     )
-    nodes, (account,) = imported([report])
-    exported, (expected,) = imported([PROFILE])
-    assert [ranks_of(node) for node in nodes] == [ranks_of(node) for node in exported]
+    nodes, (account,) = import_files([report])
+    exported, (expected,) = import_files([PROFILE])
+    assert [list_ranks(node) for node in nodes] == [list_ranks(node) for node in exported]
     assert [node.bounds_ns() for node in nodes] == [node.bounds_ns() for node in exported]
     assert account.read == expected.read
     words = (tmp_path / "arguments").read_text().split(" --output ")
@@ -52,7 +52,7 @@ def test_without_nsys_the_command_to_run_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CannotImportError) as caught:
-        imported([report])
+        import_files([report])
     assert caught.value.message == (
         "run 1.nsys-rep: a report of Nsight Systems, and nsys is not installed here; run where it"
         " is: nsys export --type sqlite 'run 1.nsys-rep'; then analyze the .sqlite file"
@@ -64,7 +64,7 @@ def test_a_failed_export_says_why(
 ) -> None:
     install(tmp_path, "echo unsupported version >&2; exit 9", monkeypatch)
     with pytest.raises(CannotImportError) as caught:
-        imported([report])
+        import_files([report])
     assert caught.value.message == (
         "run 1.nsys-rep: nsys export failed with code 9 (unsupported version); use the nsys that"
         " recorded it: nsys export --type sqlite 'run 1.nsys-rep'"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.analysis.importers.nsys.importer import Nsys
-from tests.support.importing import read
+from tests.support.import_results import import_folder
 from tests.support.nsys_files import (
     CALLS,
     GEMM,
@@ -16,14 +16,14 @@ from tests.support.nsys_files import (
     NVTX,
     SAMPLES,
     STACKS,
-    database,
-    process,
-    thread,
+    encode_process_id,
+    encode_thread_id,
+    write_database,
 )
 from tests.support.stacks import list_samples
 
 MS = 1_000_000
-P, T, OTHER = process(11), thread(11, 11), thread(11, 12)
+P, T, OTHER = encode_process_id(11), encode_thread_id(11, 11), encode_thread_id(11, 12)
 WORK: list[tuple[Any, Any]] = [
     (KERNELS, [(0, MS, 0, 7, 1, P, GEMM), (19 * MS, 20 * MS, 0, 7, 2, P, GEMM)]),
     (CALLS, [(0, 1_000, T, 1, LAUNCH), (18 * MS, 18 * MS + 9, T, 2, LAUNCH)]),
@@ -39,8 +39,8 @@ RANGES = [
 
 
 def test_ranges_of_the_launching_thread_are_frames(tmp_path: Path) -> None:
-    file = database(tmp_path / "a.sqlite", *WORK, (NVTX, RANGES))
-    (node,), (account,), _ = read(Nsys(), file)
+    file = write_database(tmp_path / "a.sqlite", *WORK, (NVTX, RANGES))
+    (node,), (account,), _ = import_folder(Nsys(), file)
     forward, layer = "<nvtx>:0 forward", "<nvtx>:0 layer #"
     assert list_samples(node, 11) == {
         0: [
@@ -76,7 +76,9 @@ def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
         (105, 22, 24, 0, 0),
     ]
     tables = [*WORK, (NVTX, RANGES), (SAMPLES, samples), (STACKS, stacks)]
-    (node,), _, _ = read(Nsys(), database(tmp_path / "a.sqlite", *tables, names=names))
+    (node,), _, _ = import_folder(
+        Nsys(), write_database(tmp_path / "a.sqlite", *tables, names=names)
+    )
     forward = "<nvtx>:0 forward"
     augment, main = "/job/data.py:0 augment", "/job/train.py:30 main"
     assert list_samples(node, 11)[0] == [
@@ -90,6 +92,6 @@ def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
 
 
 def test_without_ranges_and_python_there_are_no_samples(tmp_path: Path) -> None:
-    (node,), (account,), _ = read(Nsys(), database(tmp_path / "a.sqlite", *WORK))
+    (node,), (account,), _ = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", *WORK))
     assert list_samples(node, 11) == {}
     assert "samples of stacks" not in account.read

@@ -9,8 +9,8 @@ import pytest
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.probe import layout
-from tests.support.importing_traces import imported, ranks_of
-from tests.support.kineto_traces import busy_ns, spans
+from tests.support.kineto_traces import list_busy_ns, list_spans
+from tests.support.trace_imports import import_files, list_ranks
 
 US = 1_000
 NSYS = """\
@@ -55,22 +55,24 @@ def write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", [NSYS, NVPROF_CSV, NVPROF_TEXT], ids=["nsys", "nvprof", "text"])
 def test_three_spellings_of_one_profile_say_the_same(tmp_path: Path, text: str) -> None:
-    (node,), (account,) = imported([write(tmp_path, text)])
-    assert ranks_of(node) == [(1, None, None, "gpu1")]
+    (node,), (account,) = import_files([write(tmp_path, text)])
+    assert list_ranks(node) == [(1, None, None, "gpu1")]
     # from 1.00 to 1.10 ms: a copy of 20 us, and 50 us of two kernels that overlap by 10 us
-    assert busy_ns(node, "gpu1")[-1] == (100 * US, 70 * US)
+    assert list_busy_ns(node, "gpu1")[-1] == (100 * US, 70 * US)
     assert (account.read["kernels"], account.read["copies"]) == (2, 1)
     assert node.wall_minus_own_ns is None
 
 
 def test_steps_and_communication_of_an_ascend_table(tmp_path: Path) -> None:
-    (node,), _ = imported([write(tmp_path, ASCEND)])
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+    (node,), _ = import_files([write(tmp_path, ASCEND)])
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 100 * US, 1),
         (100 * US, 130 * US, 2),
     ]
-    assert busy_ns(node, "gpu0")[-1] == (130 * US, 110 * US)
-    assert [span[:2] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [(40_000, 90_000)]
+    assert list_busy_ns(node, "gpu0")[-1] == (130 * US, 110 * US)
+    assert [span[:2] for span in list_spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [
+        (40_000, 90_000)
+    ]
     assert node.wall_minus_own_ns == 1_699_529_622_790_000_500
 
 
@@ -90,7 +92,7 @@ def test_other_tables_are_left_to_others(tmp_path: Path, text: str) -> None:
 
 def test_a_table_without_units_or_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="does not state the units"):
-        imported([write(tmp_path, NVPROF_CSV.replace("s,ms,,MB,,,,,\n", ""))])
+        import_files([write(tmp_path, NVPROF_CSV.replace("s,ms,,MB,,,,,\n", ""))])
     head = NSYS.splitlines(keepends=True)[2]
     with pytest.raises(CannotImportError, match="no row has the time of a kernel"):
-        imported([write(tmp_path, f"{head}soon,later,,,,,,,1,7,gemm\n1,2\n")])
+        import_files([write(tmp_path, f"{head}soon,later,,,,,,,1,7,gemm\n1,2\n")])

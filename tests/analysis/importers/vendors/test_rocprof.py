@@ -12,9 +12,9 @@ import pytest
 from clusterprof.analysis.importers.core.base import Account, CannotImportError
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
-from tests.support.importing_traces import imported, ranks_of
-from tests.support.kineto_traces import busy_ns, spans
-from tests.support.vendor_traces import rocprof_document, write_rocpd
+from tests.support.kineto_traces import list_busy_ns, list_spans
+from tests.support.trace_imports import import_files, list_ranks
+from tests.support.vendor_traces import make_rocprof_document, write_rocpd
 
 US = 1_000
 TABLES = {
@@ -52,33 +52,33 @@ def write_tables(folder: Path) -> list[Path]:
 
 def write_json(folder: Path) -> list[Path]:
     path = folder / "70_results.json"
-    path.write_text(json.dumps(rocprof_document()))
+    path.write_text(json.dumps(make_rocprof_document()))
     return [path]
 
 
 def read(kind: str, folder: Path) -> tuple[list[NodeTables], list[Account]]:
     if kind == "csv":
-        return imported(write_tables(folder))
-    return imported(write_json(folder) if kind == "json" else [write_rocpd(folder / "70.db")])
+        return import_files(write_tables(folder))
+    return import_files(write_json(folder) if kind == "json" else [write_rocpd(folder / "70.db")])
 
 
 @pytest.mark.parametrize("kind", ["json", "sqlite", "csv"])
 def test_every_output_of_rocprofv3_says_the_same(kind: str, tmp_path: Path) -> None:
     (node,), accounts = read(kind, tmp_path)
-    assert ranks_of(node) == [(1, None, None, "gpu0")]
+    assert list_ranks(node) == [(1, None, None, "gpu0")]
     assert node.name == ("" if kind == "csv" else "amd-1")
     assert node.wall_minus_own_ns is None
     device = node.header().devices[0]
     assert device["vendor"] == "amd"
     assert kind == "csv" or device["name"] == "AMD Instinct MI300X"
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 100 * US, 1),
         (100 * US, 200 * US, 2),
     ]
-    assert busy_ns(node)[-1] == (200 * US, 50 * US)  # 20 to 60 and 70 to 80
-    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [10 * US]
+    assert list_busy_ns(node)[-1] == (200 * US, 50 * US)  # 20 to 60 and 70 to 80
+    assert [span[3] for span in list_spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [10 * US]
     # until 10 the launch had not returned; a copy whose call is unknown is never late
-    assert [span[:2] for span in spans(node, layout.STARVED, 1)] == [
+    assert [span[:2] for span in list_spans(node, layout.STARVED, 1)] == [
         (0, 10 * US),
         (80 * US, 200 * US),
     ]
@@ -95,9 +95,9 @@ def test_tables_of_the_older_profilers(tmp_path: Path) -> None:
         '"Index","KernelName","gpu-id","queue-id","pid","tid","DispatchNs","BeginNs","EndNs"\n'
         '0,"gemm",3,0,70,70,90,100,150\n1,"gemm",3,0,70,70,190,200,220\n2,"x",3,0,70,70,1,0,0\n'
     )
-    (node,), (account,) = imported([path])
-    assert ranks_of(node) == [(1, None, None, "gpu3")]
-    assert busy_ns(node, "gpu3")[-1] == (120, 70)
+    (node,), (account,) = import_files([path])
+    assert list_ranks(node) == [(1, None, None, "gpu3")]
+    assert list_busy_ns(node, "gpu3")[-1] == (120, 70)
     assert account.skipped == {"without a usable time": 1}
     assert account.notes[0] == (
         "the trace has no markers of steps: everything from the first to the last work is treated"
@@ -106,13 +106,13 @@ def test_tables_of_the_older_profilers(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_kernels_is_refused_with_the_option(tmp_path: Path) -> None:
-    document = rocprof_document()
+    document = make_rocprof_document()
     document["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"] = []
     document["rocprofiler-sdk-tool"][0]["buffer_records"]["memory_copy"] = []
     path = tmp_path / "a_results.json"
     path.write_text(json.dumps(document))
     with pytest.raises(CannotImportError) as caught:
-        imported([path])
+        import_files([path])
     assert caught.value.message == (
         "a_results.json: no kernel is in the trace: add --kernel-trace, rocprofv3 --kernel-trace --"
         " CMD"
@@ -121,11 +121,11 @@ def test_a_trace_without_kernels_is_refused_with_the_option(tmp_path: Path) -> N
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a_results.json"
-    path.write_text(json.dumps(rocprof_document())[:-30])
+    path.write_text(json.dumps(make_rocprof_document())[:-30])
     with pytest.raises(
         CannotImportError, match=r"not readable as rocprofv3's JSON .*copy it again"
     ):
-        imported([path])
+        import_files([path])
 
 
 def test_the_chrome_trace_of_rocprof_is_read_by_its_tracks(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_the_chrome_trace_of_rocprof_is_read_by_its_tracks(tmp_path: Path) -> No
     ]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"traceEvents": [{}, *events]}))
-    (node,), (account,) = imported([path])
+    (node,), (account,) = import_files([path])
     assert (account.read["kernels"], account.read["copies"]) == (1, 1)
-    assert ranks_of(node) == [(1, None, None, "gpu0")]
-    assert busy_ns(node)[-1] == (65 * US, 40 * US)  # from the call at 5
+    assert list_ranks(node) == [(1, None, None, "gpu0")]
+    assert list_busy_ns(node)[-1] == (65 * US, 40 * US)  # from the call at 5
 
 
 def test_the_database_of_the_first_rocprof_joins_work_and_call_by_index(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_the_database_of_the_first_rocprof_joins_work_and_call_by_index(tmp_path
         row = "(1060000, 1070000, 2, 0, 'CopyDeviceToHost', 70, 70, 12)"
         db.execute(f"INSERT INTO COPY VALUES {row}")
         db.commit()
-    (node,), (account,) = imported([path])
-    assert ranks_of(node) == [(1, None, None, "gpu2")]
+    (node,), (account,) = import_files([path])
+    assert list_ranks(node) == [(1, None, None, "gpu2")]
     # 1070 us is 65 us after the call; the kernel ran for 30 us and the copy for 10 us
-    assert busy_ns(node, "gpu2")[-1] == (65 * US, 40 * US)
+    assert list_busy_ns(node, "gpu2")[-1] == (65 * US, 40 * US)
     assert [account.read[kind] for kind in ("kernels", "copies", "runtime calls")] == [1, 1, 1]

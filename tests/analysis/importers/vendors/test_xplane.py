@@ -9,9 +9,9 @@ import pytest
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
-from tests.support.importing_traces import imported, ranks_of
-from tests.support.kineto_traces import busy_ns, spans
-from tests.support.vendor_traces import Lines, xspace
+from tests.support.kineto_traces import list_busy_ns, list_spans
+from tests.support.trace_imports import import_files, list_ranks
+from tests.support.vendor_traces import Lines, encode_xspace
 
 TPU: Lines = {
     "XLA Modules": [("jit_step(7)", 0, 100, {}), ("jit_step(7)", 300, 100, {})],
@@ -36,13 +36,13 @@ def test_a_tpu_is_busy_in_operations_and_steps_are_those_of_the_program(tmp_path
     host: Lines = {
         "python": [("train", 0, 290, {"step_num": 4}), ("train", 290, 130, {"step_num": 5})]
     }
-    path = write(tmp_path, xspace({"/device:TPU:0": TPU, "/host:CPU": host}))
-    (node,), (account,) = imported([path])
+    path = write(tmp_path, encode_xspace({"/device:TPU:0": TPU, "/host:CPU": host}))
+    (node,), (account,) = import_files([path])
     assert (node.name, node.wall_minus_own_ns) == ("host-a", None)
-    assert ranks_of(node) == [(1, None, None, "tpu0")]
-    assert busy_ns(node, "tpu0")[-1] == (420, 200)
-    assert [span[3] for span in spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [30]
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [(0, 290, 4), (290, 420, 5)]
+    assert list_ranks(node) == [(1, None, None, "tpu0")]
+    assert list_busy_ns(node, "tpu0")[-1] == (420, 200)
+    assert [span[3] for span in list_spans(node, layout.EXPOSED_COLLECTIVE, 1)] == [30]
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [(0, 290, 4), (290, 420, 5)]
     assert account.skipped == {"operations that wait for the host": 1}
 
 
@@ -57,12 +57,14 @@ def test_the_streams_of_a_gpu_count_once_and_their_launches_are_found(tmp_path: 
         "tf_XLA/70": [("cuLaunchKernel", 30, 10, {"correlation_id": 3})],
         "python": [("$train.py:1 main", 0, 200, {}), ("PjitFunction(step)", 25, 20, {})],
     }
-    path = write(tmp_path, xspace({"/device:GPU:2": gpu, "/host:CPU": host}, begin_ns=2 * 10**18))
-    (node,), (account,) = imported([path])
+    path = write(
+        tmp_path, encode_xspace({"/device:GPU:2": gpu, "/host:CPU": host}, begin_ns=2 * 10**18)
+    )
+    (node,), (account,) = import_files([path])
     assert node.wall_minus_own_ns == 2 * 10**18
-    assert ranks_of(node) == [(1, None, None, "gpu2")]
-    assert busy_ns(node, "gpu2")[-1] == (200, 30)
-    assert [span[:3] for span in spans(node, layout.STEP, 1)] == [(0, 120, 1), (120, 200, 2)]
+    assert list_ranks(node) == [(1, None, None, "gpu2")]
+    assert list_busy_ns(node, "gpu2")[-1] == (200, 30)
+    assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [(0, 120, 1), (120, 200, 2)]
     assert account.read == {
         "kernels": 1,
         "copies": 1,
@@ -75,9 +77,11 @@ def test_the_streams_of_a_gpu_count_once_and_their_launches_are_found(tmp_path: 
 
 
 def test_a_profile_without_a_device_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, xspace({"/host:CPU": {"python": [("step", 0, 10, {"step_num": 1})]}}))
+    path = write(
+        tmp_path, encode_xspace({"/host:CPU": {"python": [("step", 0, 10, {"step_num": 1})]}})
+    )
     with pytest.raises(CannotImportError) as caught:
-        imported([path])
+        import_files([path])
     assert caught.value.message == (
         "host-a.xplane.pb: no work of a TPU or GPU in the profile; profile on the device, until"
         " after block_until_ready"
@@ -85,14 +89,14 @@ def test_a_profile_without_a_device_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path: Path) -> None:
-    whole = xspace({"/device:TPU:0": TPU}) + xspace({"/device:TPU:1": TPU})
-    (node,), (account,) = imported([write(tmp_path, whole[:-40])])
-    assert busy_ns(node, "tpu0")[-1][1] == 200
+    whole = encode_xspace({"/device:TPU:0": TPU}) + encode_xspace({"/device:TPU:1": TPU})
+    (node,), (account,) = import_files([write(tmp_path, whole[:-40])])
+    assert list_busy_ns(node, "tpu0")[-1][1] == 200
     assert account.cut == "damaged: a field is cut off; everything before was read"
     with pytest.raises(
         CannotImportError, match=r"in the profile.*a field is cut off.*copy it again"
     ):
-        imported([write(tmp_path, whole[:60])])
+        import_files([write(tmp_path, whole[:60])])
 
 
 @pytest.mark.parametrize("executors", [False, True])
@@ -127,10 +131,10 @@ def test_the_host_plane_shows_what_the_host_did_and_when_the_process_started(
             allocated = (50 if device == 0 else 44) * ms
             allocation = ("Build buffer allocations", 3 * ms, allocated - 3 * ms, {})
             host[f"py_xla_execute/{device}"] = [allocation, *thunks]
-    path = write(tmp_path, xspace({**planes, "/host:CPU": host}))
-    (node,), _ = imported([path])
+    path = write(tmp_path, encode_xspace({**planes, "/host:CPU": host}))
+    (node,), _ = import_files([path])
     for pid in (1, 1 + (1 << 23)):
-        (step,) = spans(node, layout.STEP, pid)
+        (step,) = list_spans(node, layout.STEP, pid)
         assert step[:2] == (10, 101 * ms + 19)
     report = analyze(path)
     assert not [finding for finding in report.findings if finding.cause.id == "startup"]
@@ -181,11 +185,11 @@ def test_in_the_end_of_an_asynchronous_operation_the_core_waits(
             ("fusion.2", 50 * us, 50 * us, {}),
         ],
     }
-    (node,), _ = imported([write(tmp_path, xspace({"/device:TPU:0": plane}))])
-    assert busy_ns(node, "tpu0")[-1] == (100 * us, busy * us)
-    copies = [(*span[:2], span[3]) for span in spans(node, layout.EXPOSED_COPY, 1)]
+    (node,), _ = import_files([write(tmp_path, encode_xspace({"/device:TPU:0": plane}))])
+    assert list_busy_ns(node, "tpu0")[-1] == (100 * us, busy * us)
+    copies = [(*span[:2], span[3]) for span in list_spans(node, layout.EXPOSED_COPY, 1)]
     assert copies == ([] if to_device is None else [(40 * us, 50 * us, to_device)])
-    waits = spans(node, layout.EXPOSED_COLLECTIVE, 1)
+    waits = list_spans(node, layout.EXPOSED_COLLECTIVE, 1)
     assert sum(span[3] for span in waits) == communicated
 
 
@@ -199,7 +203,7 @@ def test_waits_for_host_memory_are_lost_time_and_the_advice_is_for_xla(tmp_path:
         operations.append((done("copy-done", _F32, _HOST), at, 9 * ms, {}))
         operations.append(("fusion.1", at + 9 * ms, ms, {}))
     plane: Lines = {"Steps": steps, "XLA Ops": operations}
-    report = analyze(write(tmp_path, xspace({"/device:TPU:0": plane})))
+    report = analyze(write(tmp_path, encode_xspace({"/device:TPU:0": plane})))
     (finding, *_) = report.findings
     assert finding.cause.id == "h2d-copy-bound"
     assert finding.lost_ns == 360 * ms
@@ -219,10 +223,10 @@ def test_each_device_has_its_own_steps_and_copies_alone_are_no_rank(tmp_path: Pa
             "Steps": [("0", 1000, 400, {})],
         },
     }
-    (node,), (account,) = imported([write(tmp_path, xspace(planes))])
-    assert [device for *_, device in ranks_of(node)] == ["gpu4", "gpu6"]
+    (node,), (account,) = import_files([write(tmp_path, encode_xspace(planes))])
+    assert [device for *_, device in list_ranks(node)] == ["gpu4", "gpu6"]
     assert "devices that only copied are no ranks: 1" in account.notes
     first, second = (
-        [span[:3] for span in spans(node, layout.STEP, pid)] for pid in (1, 1 + (1 << 23))
+        [span[:3] for span in list_spans(node, layout.STEP, pid)] for pid in (1, 1 + (1 << 23))
     )
     assert (first, second) == ([(0, 300, 0)], [(1000, 1400, 0)])

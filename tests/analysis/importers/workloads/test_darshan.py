@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterprof.analysis.importers.core.base import CannotImportError
-from tests.support.importing_traces import MS, imported, ranks_of, readings_of, spans_of
+from tests.support.trace_imports import MS, import_files, list_ranks, list_readings, list_spans
 
 BEGUN_NS = 1_600_000_000 * 1_000_000_000
 
@@ -92,19 +92,19 @@ def test_reads_of_a_rank_are_its_waits_and_no_device_is_claimed(
         ]
     )
     install(monkeypatch, {"DXT_POSIX": traced, "POSIX": Records()})
-    nodes, (account,) = imported([log])
+    nodes, (account,) = import_files([log])
     assert [(node.name, node.wall_minus_own_ns) for node in nodes] == [
         ("node-a", BEGUN_NS),
         ("node-b", BEGUN_NS),
     ]
-    assert ranks_of(nodes[0]) == [(1, 0, 3, "unseen-0")]
-    assert ranks_of(nodes[1]) == [(3, 2, 3, "unseen-2")]
-    assert spans_of(nodes[0], 1) == {
+    assert list_ranks(nodes[0]) == [(1, 0, 3, "unseen-0")]
+    assert list_ranks(nodes[1]) == [(3, 2, 3, "unseen-2")]
+    assert list_spans(nodes[0], 1) == {
         "step": [(0, 2000, 1, 2, -1, -1)],
         "data_wait": [(100, 400, -1, 0, -1, -1), (1000, 1500, -1, 0, -1, -1)],
         "loading": [(100, 400, 300 * MS, 0, 1500, 2), (1000, 1500, 500 * MS, 0, 24, 2)],
     }
-    assert readings_of(nodes[0], "gpu.busy_ns_total", "unseen-0") == {}
+    assert list_readings(nodes[0], "gpu.busy_ns_total", "unseen-0") == {}
     assert account.skipped == {"writes": 2, "reads without a usable time": 1}
     assert account.notes == [
         "reads took 0.900 s of 4.000 s of all ranks (22.5%) for 0.0 MB; longest on rank 0: 0.800 s",
@@ -118,7 +118,7 @@ def test_a_log_that_traces_writes_alone_is_refused_with_that_reason(
 ) -> None:
     install(monkeypatch, {"DXT_POSIX": Records([record(0, "node-a", [], writes=3)])})
     with pytest.raises(CannotImportError, match="traces 3 writes and no read; only reads"):
-        imported([log])
+        import_files([log])
 
 
 def test_totals_without_times_are_refused_with_what_they_say(
@@ -127,7 +127,7 @@ def test_totals_without_times_are_refused_with_what_they_say(
     totals = {"POSIX_F_READ_TIME": 1.25, "POSIX_BYTES_READ": 3e6}
     install(monkeypatch, {"POSIX": Records([totals, totals])})
     with pytest.raises(CannotImportError) as caught:
-        imported([log])
+        import_files([log])
     assert caught.value.message == (
         "job.darshan: the log has totals only (POSIX: 2.500 s in reads of 6.0 MB, all ranks);"
         " record with DXT_ENABLE_IO_TRACE=1 to get the time of every read"
@@ -139,7 +139,7 @@ def test_without_the_package_the_command_to_install_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "darshan", None)
     with pytest.raises(CannotImportError) as caught:
-        imported([log])
+        import_files([log])
     assert caught.value.message == (
         "job.darshan: a Darshan log, and the package darshan is not installed:"
         " pip install 'clusterprof[darshan]'"

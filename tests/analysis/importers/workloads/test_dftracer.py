@@ -13,25 +13,32 @@ from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.core.text import guess_file_system
 from clusterprof.analysis.importers.workloads.dftracer import find_steps, parse_rank
 from clusterprof.analysis.timeline.intervals import Intervals
-from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
 from tests.support.stacks import list_samples
+from tests.support.trace_imports import (
+    MS,
+    SEEDS,
+    import_files,
+    list_ranks,
+    list_readings,
+    list_spans,
+)
 
 TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS
 
 
 def test_a_rank_that_loads_by_itself() -> None:
-    (node,), (account,) = imported([TRACE])
+    (node,), (account,) = import_files([TRACE])
     assert (node.name, node.wall_minus_own_ns) == ("node-a", 0)
-    assert ranks_of(node) == [(70, 0, 2, "emulated-0")]
-    assert spans_of(node, 70, ORIGIN) == {
+    assert list_ranks(node) == [(70, 0, 2, "emulated-0")]
+    assert list_spans(node, 70, ORIGIN) == {
         # The epoch began at 80; the second step ends with the second computing.
         "step": [(80, 410, 1, 2, -1, -1), (410, 670, 2, 2, -1, -1)],
         "data_wait": [(90, 200, -1, 0, 0, -1), (420, 470, -1, 0, 0, -1)],
         # 75 of 100 ms in open and pread, 30 of 50 in pread; Lustre is a network file system.
         "loading": [(100, 200, 75 * MS, 25 * MS, 4096, 2), (420, 470, 30 * MS, 20 * MS, 1000, 2)],
     }
-    assert readings_of(node, "gpu.busy_ns_total", "emulated-0", ORIGIN) == {
+    assert list_readings(node, "gpu.busy_ns_total", "emulated-0", ORIGIN) == {
         80: 0,
         210: 0,
         410: 200 * MS,
@@ -49,7 +56,7 @@ def test_a_rank_that_loads_by_itself() -> None:
 
 
 def test_functions_are_stacks_of_the_thread_that_ran_them_most() -> None:
-    (node,), _ = imported([TRACE])
+    (node,), _ = import_files([TRACE])
     samples = list_samples(node, 70)[0]
     train, read = "<dftracer>:0 DLIOBenchmark._train", "<dftracer>:0 loop.iter"
     item, compute = "<dftracer>:0 TorchDataset.__getitem__", "<dftracer>:0 TorchFramework.compute"
@@ -68,10 +75,10 @@ def test_functions_are_stacks_of_the_thread_that_ran_them_most() -> None:
 
 
 def test_workers_load_for_the_process_that_forked_them() -> None:
-    (node,), _ = imported(sorted((SEEDS / "dftracer" / "workers").iterdir()))
+    (node,), _ = import_files(sorted((SEEDS / "dftracer" / "workers").iterdir()))
     assert (node.name, node.wall_minus_own_ns) == ("node-b", None)
-    assert ranks_of(node) == [(90, None, None, "")]
-    assert spans_of(node, 90) == {
+    assert list_ranks(node) == [(90, None, None, "")]
+    assert list_spans(node, 90) == {
         "step": [(1000, 1700, 1, 2, -1, -1), (1700, 1900, 2, 2, -1, -1)],
         "data_wait": [(1000, 1400, -1, -1, -1, -1), (1700, 1800, -1, -1, -1, -1)],
         "forward": [(1400, 1500, 0, 0, 0, 0), (1800, 1900, 0, 0, 0, 0)],
@@ -95,8 +102,8 @@ def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Pat
     ]
     path = tmp_path / "trace-0-of-2.pfw.gz"
     path.write_bytes(gzip.compress(b"\n".join([*lines[:-3], *bad, lines[-3][:60]])))
-    (node,), (account,) = imported([path])
-    assert spans_of(node, 70, ORIGIN)["step"] == [(90, 410, 1, 2, -1, -1)]
+    (node,), (account,) = import_files([path])
+    assert list_spans(node, 70, ORIGIN)["step"] == [(90, 410, 1, 2, -1, -1)]
     assert account.skipped == {
         "writes and other system calls": 1,
         "events without a time, a duration or a process": 2,
@@ -110,7 +117,7 @@ def test_a_trace_of_reads_alone_says_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "io.pfw"
     path.write_bytes(b"\n".join(TRACE.read_bytes().splitlines()[:6]))
     with pytest.raises(CannotImportError, match="the traces hold only reads"):
-        imported([path])
+        import_files([path])
 
 
 def test_steps_end_with_the_last_computing_before_the_next_wait() -> None:
@@ -177,9 +184,9 @@ def write_old(as_text: bool, separator: str, opening: str, closing: str) -> byte
 def test_files_of_the_first_versions(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.pfw"
     path.write_bytes(content)
-    (node,), (account,) = imported([path])
+    (node,), (account,) = import_files([path])
     assert node.name == "node-a"
-    assert spans_of(node, 70, ORIGIN) == {
+    assert list_spans(node, 70, ORIGIN) == {
         "step": [(1000, 1150, 1, 2, -1, -1), (1150, 1300, 2, 2, -1, -1)],
         "data_wait": [(1000, 1100, -1, 0, 0, -1), (1150, 1250, -1, 0, 0, -1)],
         "loading": [(1000, 1100, 80 * MS, 20 * MS, 4096, 2), (1150, 1250, 0, 100 * MS, 0, 0)],
@@ -196,9 +203,9 @@ def test_a_hash_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
         '{"name":"FH","cat":"dftracer","ph":"M","pid":70,"args":{"name":"/lustre/a","value":12}}\n'
     )
     path.write_text(names + text.removeprefix("[\n"))
-    (node,), _ = imported([path])
+    (node,), _ = import_files([path])
     assert node.name == "node-a"
-    assert spans_of(node, 70, ORIGIN)["loading"][0] == (1000, 1100, 80 * MS, 20 * MS, 4096, 2)
+    assert list_spans(node, 70, ORIGIN)["loading"][0] == (1000, 1100, 80 * MS, 20 * MS, 4096, 2)
 
 
 def test_aggregated_events_have_no_place_in_time(tmp_path: Path) -> None:
@@ -208,7 +215,7 @@ def test_aggregated_events_have_no_place_in_time(tmp_path: Path) -> None:
         '"args":{"hhash":"a","count":4,"dur_sum":80}}\n'
     )
     with pytest.raises(CannotImportError) as caught:
-        imported([path])
+        import_files([path])
     assert caught.value.message == (
         "the traces hold aggregated events, which have no start and no end: trace again without"
         " aggregation (DFTRACER_ENABLE_AGGREGATION=0)"
@@ -236,8 +243,8 @@ def test_a_loop_and_computations_under_names_of_their_own(tmp_path: Path) -> Non
         ]
     path = tmp_path / "dlp_logs-1.pfw"
     path.write_text("\n".join(lines))
-    (node,), (account,) = imported([path])
-    spans = spans_of(node, 1)
+    (node,), (account,) = import_files([path])
+    spans = list_spans(node, 1)
     assert [span[:2] for span in spans["data_wait"]] == [(1000, 1080), (1100, 1180)]
     assert [span[:2] for span in spans["step"]] == [(1000, 1097), (1097, 1197)]
     assert [span[:2] for span in spans["h2d"]] == [(1080, 1082), (1180, 1182)]
@@ -249,4 +256,4 @@ def test_a_trace_of_unknown_names_is_refused_with_these_names(tmp_path: Path) ->
     event = '{"name":"tick","cat":"mine","pid":1,"tid":9,"ts":1000,"dur":10,"ph":"X"}'
     path.write_text(f"[\n{event}\n")
     with pytest.raises(CannotImportError, match=r"computation: the events are tick \(mine\)$"):
-        imported([path])
+        import_files([path])

@@ -11,19 +11,26 @@ from clusterprof.analysis.findings.efficiency_metrics import NO_BENCHMARK
 from clusterprof.analysis.importers.core.base import CannotImportError
 from clusterprof.analysis.importers.workloads.dlio import AU_FACT
 from clusterprof.analysis.pipeline import analyze
-from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
+from tests.support.trace_imports import (
+    MS,
+    SEEDS,
+    import_files,
+    list_ranks,
+    list_readings,
+    list_spans,
+)
 
 RUN = sorted((SEEDS / "dlio" / "run").iterdir())
 ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
 
 
 def test_a_folder_is_one_job_of_two_hosts() -> None:
-    nodes, accounts = imported(RUN)
-    assert [(node.name, ranks_of(node)) for node in nodes] == [
+    nodes, accounts = import_files(RUN)
+    assert [(node.name, list_ranks(node)) for node in nodes] == [
         ("node-a", [(1, 0, 2, "emulated-0")]),
         ("node-b", [(2, 1, 2, "emulated-1")]),
     ]
-    assert spans_of(nodes[0], 1, ORIGIN) == {
+    assert list_spans(nodes[0], 1, ORIGIN) == {
         "step": [
             (1000, 3000, 1, 2, -1, -1),
             (3000, 4500, 2, 2, -1, -1),
@@ -40,7 +47,7 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
         ],
         "epoch": [(1000, 6000, 0, 0, 0, 0), (10500, 14750, 0, 0, 0, 0)],
     }
-    busy = readings_of(nodes[0], "gpu.busy_ns_total", "emulated-0", ORIGIN)
+    busy = list_readings(nodes[0], "gpu.busy_ns_total", "emulated-0", ORIGIN)
     assert busy == {
         1000: 0,
         2000: 0,
@@ -70,7 +77,7 @@ def test_a_folder_is_one_job_of_two_hosts() -> None:
 def test_the_utilization_follows_the_rule_of_the_benchmark() -> None:
     # Computation over the time of the block, both without the first step. Rank 0: 2 of 6 - 2 s and
     # 1 of 5 - 3 s; rank 1: 2 of 6 - 1.5 s and 1 of 5 - 2 s.
-    nodes, _ = imported(RUN)
+    nodes, _ = import_files(RUN)
     ratios = [node.header().devices[0][AU_FACT] for node in nodes]
     assert ratios == [pytest.approx([0.5, 0.5]), pytest.approx([2 / 4.5, 1 / 3])]
 
@@ -86,7 +93,7 @@ def test_a_slow_first_batch_costs_no_utilization_and_a_missing_time_all_of_it(
         output.write_text(json.dumps({"1": {k: {"block1": v} for k, v in steps.items()}}))
         times = {"start": "2024-01-01T00:00:00", "end": f"2024-01-01T00:00:{end_s:02d}"}
         epochs.write_text(json.dumps({"1": {"block1": times}}))
-        (node,), _ = imported([output, epochs])
+        (node,), _ = import_files([output, epochs])
         return node.header().devices[0].get(AU_FACT)
 
     assert ratios(first_s=26) == pytest.approx([2 / 4])  # 30 - 26 s
@@ -94,7 +101,7 @@ def test_a_slow_first_batch_costs_no_utilization_and_a_missing_time_all_of_it(
     assert ratios(first_s=6, end_s=7) is None  # two steps of 1 s do not fit into 1 s
     assert ratios(first_s=6, compute=[]) is None
     epochs.write_text("{}")
-    (node,), _ = imported([output])
+    (node,), _ = import_files([output])
     assert AU_FACT not in node.header().devices[0]
 
 
@@ -117,7 +124,7 @@ def test_the_report_has_the_utilization_of_the_benchmark_and_no_other_report_has
 
 
 def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:
-    nodes, _ = imported(RUN)
+    nodes, _ = import_files(RUN)
     expected = {
         "disk.read_bytes_total": {1000: 0, 2000: 3 << 20, 4000: 5 << 20},
         "disk.reads_total": {1000: 0, 2000: 10, 4000: 50},
@@ -126,14 +133,14 @@ def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:
         "disk.queue_ns_total": {1000: 0, 2000: 500 * MS, 4000: 1000 * MS},
     }
     for signal, readings in expected.items():
-        assert readings_of(nodes[0], signal, "vda", ORIGIN) == readings
-        assert readings_of(nodes[1], signal, "vda", ORIGIN) == {}
+        assert list_readings(nodes[0], signal, "vda", ORIGIN) == readings
+        assert list_readings(nodes[1], signal, "vda", ORIGIN) == {}
 
 
 def test_without_times_of_day_blocks_follow_each_other() -> None:
-    (node,), (account,) = imported([RUN[0]])
+    (node,), (account,) = import_files([RUN[0]])
     assert node.wall_minus_own_ns is None
-    assert [span[:2] for span in spans_of(node, 1)["step"]] == [
+    assert [span[:2] for span in list_spans(node, 1)["step"]] == [
         (0, 2000),
         (2000, 3500),
         (3500, 5000),
@@ -148,9 +155,9 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
     load = [1.0, None, -1.0, 1e300, 10**400, "x", 0.5]
     text = json.dumps({"1": {"load": {"block1": load}, "proc": {"block1": [2.0] * 6}}, "x": [1]})
     path.write_text(text.replace('"x": [1]', '"2": {"load": 1, "proc": NaN}'))
-    (node,), (account,) = imported([path])
-    assert ranks_of(node) == [(4, 3, 1, "emulated-3")]
-    assert spans_of(node, 4)["step"] == [(0, 2000, 1, 2, -1, -1)]
+    (node,), (account,) = import_files([path])
+    assert list_ranks(node) == [(4, 3, 1, "emulated-3")]
+    assert list_spans(node, 4)["step"] == [(0, 2000, 1, 2, -1, -1)]
     assert account.skipped == {
         "steps without a valid time": 5,
         "load or step times without a counterpart": 1,
@@ -164,7 +171,7 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
 def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text((SEEDS / "dlio" / "run" / "summary.json").read_text())
-    nodes, (account,) = imported([path])  # its figures are an answer, without a rank
+    nodes, (account,) = import_files([path])  # its figures are an answer, without a rank
     assert nodes == []
     assert [answer.partition(":")[0] for answer in account.answers] == [
         "published accelerator utilization (AU)"
@@ -172,8 +179,8 @@ def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "per_epoch_stats.json"
     path.write_text((SEEDS / "dlio" / "run" / "per_epoch_stats.json").read_text())
     with pytest.raises(CannotImportError, match=r"<rank>_output\.json is needed"):
-        imported([path])
+        import_files([path])
     path = tmp_path / "summary.json"
     path.write_text('{"1": {"load": {"block1": [1.0, 2')
     with pytest.raises(CannotImportError, match="no steps of any rank"):
-        imported([path])
+        import_files([path])

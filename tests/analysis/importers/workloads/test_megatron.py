@@ -11,8 +11,14 @@ from clusterprof.analysis.importers.workloads.megatron import MegatronPipeline
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
 from clusterprof.report.model import Report
-from tests.support.importing import operation, ranks, read, series, spans
-from tests.support.report_checks import check_books
+from tests.support.import_results import (
+    decode_operation,
+    import_folder,
+    list_ranks,
+    list_readings,
+    list_spans,
+)
+from tests.support.report_laws import check_conservation
 
 US = 1000
 
@@ -60,21 +66,21 @@ def write(path: Path, events: object) -> Path:
 
 
 def test_two_stages_whole(tmp_path: Path) -> None:
-    (node,), (account,), why = read(MegatronPipeline(), write(tmp_path / "a.json", EVENTS))
+    (node,), (account,), why = import_folder(MegatronPipeline(), write(tmp_path / "a.json", EVENTS))
     assert why == ""
-    assert ranks(node) == {1: (0, 2, "stage0"), 2: (1, 2, "stage1")}
-    recorded_spans = spans(node)
+    assert list_ranks(node) == {1: (0, 2, "stage0"), 2: (1, 2, "stage1")}
+    recorded_spans = list_spans(node)
     assert recorded_spans["1 step"] == [(0, 110 * US, 3, 2, -1, -1)]
     # Busy 0-20, 60-70, 90-100 of 110; and 12-85.
-    assert series(node)["gpu.busy_ns_total stage0"][-1] == (110 * US, 40 * US)
-    assert series(node)["gpu.busy_ns_total stage1"] == [
+    assert list_readings(node)["gpu.busy_ns_total stage0"][-1] == (110 * US, 40 * US)
+    assert list_readings(node)["gpu.busy_ns_total stage1"] == [
         (0, 0),
         (12 * US, 0),
         (85 * US, 73 * US),
         (110 * US, 73 * US),
     ]
     rows = [
-        (a // US, b // US, number, *operation(d))
+        (a // US, b // US, number, *decode_operation(d))
         for a, b, _, number, _, d in recorded_spans["1 collective"]
     ]
     # Both begin at 0. Stage 0 waits for the backward of microbatch 0, done at 52, and, while stage
@@ -92,7 +98,7 @@ def test_two_stages_whole(tmp_path: Path) -> None:
         (100, 100, 2, layout.SEND, 1),
     ]
     rows = [
-        (a // US, b // US, number, *operation(d))
+        (a // US, b // US, number, *decode_operation(d))
         for a, b, _, number, _, d in recorded_spans["2 collective"]
     ]
     # Stage 1 waits for its first input, done at 10, and until stage 0 lets it begin at 12. After
@@ -155,7 +161,7 @@ def lost_us(path: Path) -> tuple[dict[str, float], Report]:
     Of the first iteration 20 us stay without a cause: there is nothing to compare with.
     """
     report = analyze(path)
-    check_books(report)
+    check_conservation(report)
     total = {finding.cause.id: finding.lost_ns / 30 / US for finding in report.findings}
     total["all"] = sum(rank.lost_ns for rank in report.ranks) / 30 / US
     return total, report
@@ -197,7 +203,7 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
         {"name": "forward", "ph": "B", "ts": 1, "pid": 0, "args": {"iteration": 1 << 70}},
     ]
     path = write(tmp_path / "a.json", {"traceEvents": EVENTS + more})
-    (node,), (account,), _ = read(MegatronPipeline(), path)
+    (node,), (account,), _ = import_folder(MegatronPipeline(), path)
     assert dict(account.skipped) == {
         "events of another kind": 5,
         "ends without a begin": 1,
@@ -205,12 +211,12 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
         "events with impossible times or numbers": 3,
     }
     assert account.read["forward and backward passes"] == 8
-    assert len(spans(node)["1 step"]) == 1
+    assert len(list_spans(node)["1 step"]) == 1
 
 
 def test_what_holds_nothing_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EVENTS[:2])
-    assert "forward or backward" in read(MegatronPipeline(), path)[2]
+    assert "forward or backward" in import_folder(MegatronPipeline(), path)[2]
     cut = tmp_path / "cut.json"
     cut.write_text(json.dumps(EVENTS)[:-30])
-    assert read(MegatronPipeline(), cut)[2].startswith("not readable JSON")
+    assert import_folder(MegatronPipeline(), cut)[2].startswith("not readable JSON")

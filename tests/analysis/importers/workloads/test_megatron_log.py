@@ -11,7 +11,7 @@ from clusterprof.analysis.inputs.foreign import find_file_importers, import_inpu
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.summary import describe_scope
-from tests.support.importing_traces import imported, ranks_of, spans_of
+from tests.support.trace_imports import import_files, list_ranks, list_spans
 
 LOG = """using world size: 8, data-parallel size: 4
  [2026-09-20 21:31:05] iteration        1/       6 | consumed samples:  8 | elapsed time per iteration (ms): 4802.3 | lm loss: 1.1 |
@@ -33,10 +33,10 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_iterations_follow_each_other_and_pauses_lie_between(tmp_path: Path) -> None:
-    (node,), (account,) = imported([write(tmp_path, LOG)])
-    assert ranks_of(node) == [(1, None, 8, "unseen")]
+    (node,), (account,) = import_files([write(tmp_path, LOG)])
+    assert list_ranks(node) == [(1, None, 8, "unseen")]
     # 11 s between two lines, of which two iterations explain 573 ms
-    assert spans_of(node, 1) == {
+    assert list_spans(node, 1) == {
         "step": [
             (0, 4802.3, 1, 2, -1, -1),
             (4802.3, 5093.8, 2, 2, -1, -1),
@@ -63,8 +63,8 @@ def test_forks_older_timers_and_restarts(tmp_path: Path) -> None:
         "times across ranks (ms):\n  forward-compute:\n     rank  0: 5.00\n     rank  1: 9.00\n"
         " iteration        8/      90 | elapsed time per iteration (ms): 30.0 | lm loss: 1 |\n"
     )
-    (node,), (account,) = imported([write(tmp_path, text)])
-    assert [span[:3] for span in spans_of(node, 1)["step"]] == [
+    (node,), (account,) = import_files([write(tmp_path, text)])
+    assert [span[:3] for span in list_spans(node, 1)["step"]] == [
         (0, 20.5, 7),
         (20.5, 30.5, 8),
         (30.5, 60.5, 8),
@@ -79,7 +79,7 @@ def test_forks_older_timers_and_restarts(tmp_path: Path) -> None:
 def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
     text = "------ arguments ------\n  tensor_model_parallel_size ............... 2\n"
     with pytest.raises(CannotImportError) as caught:
-        imported([write(tmp_path, text)])
+        import_files([write(tmp_path, text)])
     assert caught.value.message == (
         "train.log: no line 'iteration N/ M | … | elapsed time per iteration (ms): T'; give the"
         " output of the last rank, and set --log-interval"
@@ -94,14 +94,14 @@ def test_the_share_of_timers_that_are_not_compute_is_the_answer(tmp_path: Path) 
         "    backward-send-forward-recv .....................: (10.00, 119.17)\n"
         "    batch-generator ................................: (1.00, 11.92)\n"
     )
-    _, (account,) = imported([write(tmp_path, LOG + table)])
+    _, (account,) = import_files([write(tmp_path, LOG + table)])
     assert account.answers == [
         "an iteration takes 1.19 s, mean of 5; of it, timers of the slowest rank, not compute:"
         " backward-send-forward-recv 10.0 %, batch-generator 1.0 %"
     ]
-    _, (account,) = imported([write(tmp_path, LOG)])
+    _, (account,) = import_files([write(tmp_path, LOG)])
     assert account.answers[0].endswith("the longest: forward-backward 18.9 %, optimizer 3.5 %")
-    _, (account,) = imported([write(tmp_path, LOG.partition("(min")[0])])
+    _, (account,) = import_files([write(tmp_path, LOG.partition("(min")[0])])
     assert "no timers: --timing-log-level 2" in account.answers[0]
     report = analyze(write(tmp_path, LOG + table))
     screen = Plain().render(report)
@@ -148,7 +148,7 @@ def test_timers_before_the_first_iteration_are_part_of_none(tmp_path: Path) -> N
         " iteration 1/ 2 | elapsed time per iteration (ms): 100.0 |\n"
         "time (ms) | forward: 30.00 | backward: 60.00 | backward-allreduce: 0.00\n"
     )
-    _, (account,) = imported([write(tmp_path, text)])
+    _, (account,) = import_files([write(tmp_path, text)])
     assert account.answers == [
         "an iteration takes 100.0 ms, mean of 1; of it, timers of the slowest rank, not compute:"
         " none of 0.1 % or more; the longest: backward 60.0 %, forward 30.0 %"

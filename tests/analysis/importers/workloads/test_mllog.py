@@ -12,7 +12,7 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.wording import describe_verdict
-from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, spans_of
+from tests.support.trace_imports import MS, SEEDS, import_files, list_ranks, list_spans
 
 THREE = sorted((SEEDS / "mllog" / "three").iterdir())
 SECOND = 1_000_000_000
@@ -24,9 +24,9 @@ STAGED = "staging took 20.0 s before training, 15.4 % of the run"  # of 130 s
 
 
 def test_a_run_has_its_epochs_for_steps() -> None:
-    (node,), (account,) = imported(THREE[:1])
-    assert ranks_of(node) == [(1, None, None, "unseen")]
-    assert spans_of(node, 1, ORIGIN) == {
+    (node,), (account,) = import_files(THREE[:1])
+    assert list_ranks(node) == [(1, None, None, "unseen")]
+    assert list_spans(node, 1, ORIGIN) == {
         "init": [(0, 5_000, 0, 0, 0, 0)],
         "staging": [(5_000, 25_000, 0, 0, 0, 0)],
         "epoch": [
@@ -52,7 +52,7 @@ def test_a_run_has_its_epochs_for_steps() -> None:
 
 
 def test_of_three_instances_the_slow_one_is_named() -> None:
-    nodes, accounts = imported(THREE)
+    nodes, accounts = import_files(THREE)
     assert [node.job for node in nodes] == [f"three/result_{n}" for n in range(3)]
     assert accounts[0].notes == [STAGED, COLD]
     assert accounts[2].notes == [
@@ -94,7 +94,7 @@ def test_instances_that_are_alike_are_reported(tmp_path: Path) -> None:
     paths = [tmp_path / f"r{number}.txt" for number in range(3)]
     for path in paths:
         path.write_bytes(THREE[0].read_bytes())
-    _, accounts = imported(paths)
+    _, accounts = import_files(paths)
     assert accounts[0].notes[-1] == (
         "3 instances of made-up: none is slow (fastest epochs within 3 % of 20.0 s)"
     )
@@ -112,8 +112,8 @@ def test_broken_lines_and_open_intervals_are_counted(tmp_path: Path) -> None:
         b"\xff" * 2_000_000,
     ]
     path.write_bytes(b"\n".join([*lines[:12], *bad, lines[12]]))
-    (node,), (account,) = imported([path])
-    assert [span[:3] for span in spans_of(node, 1, ORIGIN)["step"]] == [(25_000, 75_000, 1)]
+    (node,), (account,) = import_files([path])
+    assert [span[:3] for span in list_spans(node, 1, ORIGIN)["step"]] == [(25_000, 75_000, 1)]
     assert account.skipped == {
         "lines without a time or a key": 4,
         "run that stops before it starts": 1,
@@ -127,7 +127,7 @@ def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"\n".join(THREE[0].read_bytes().splitlines()[:7]))
     with pytest.raises(CannotImportError, match="has an epoch or block"):
-        imported([path])
+        import_files([path])
 
 
 def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: Path) -> None:

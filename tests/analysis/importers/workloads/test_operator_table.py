@@ -24,7 +24,14 @@ from clusterprof.output.renderers.text.culprits import describe_caused_loss, sum
 from clusterprof.probe import layout
 from clusterprof.report.model import CulpritGroup
 from clusterprof.units import format_quantity
-from tests.support.importing_traces import MS, SEEDS, imported, ranks_of, readings_of, spans_of
+from tests.support.trace_imports import (
+    MS,
+    SEEDS,
+    import_files,
+    list_ranks,
+    list_readings,
+    list_spans,
+)
 
 TIMELINE = SEEDS / "operator-table" / "timeline.json"
 FORWARD, BACKWARD = compute_group_number("0:0,1"), compute_group_number("1:0,1")
@@ -34,9 +41,9 @@ ISSUED, WAITED = (form << layout.FORM_SHIFT for form in (layout.ISSUE, layout.WA
 
 
 def test_both_stages_of_a_pipeline() -> None:
-    (node,), (account,) = imported([TIMELINE])
-    assert ranks_of(node) == [(1, 0, 2, "gpu0"), (2, 1, 2, "gpu1")]
-    first, last = (spans_of(node, pid) for pid in (1, 2))
+    (node,), (account,) = import_files([TIMELINE])
+    assert list_ranks(node) == [(1, 0, 2, "gpu0"), (2, 1, 2, "gpu1")]
+    first, last = (list_spans(node, pid) for pid in (1, 2))
     # Steps 7 and 9 are 750 ms long; in the file they begin at 0 and at 1000.
     assert first["step"] == last["step"] == [(0, 750, 7, 2, -1, -1), (750, 1500, 9, 2, -1, -1)]
     assert [span[:2] for span in first["forward"]] == [(0, 100), (750, 850)]
@@ -57,7 +64,7 @@ def test_both_stages_of_a_pipeline() -> None:
         (851, 1250, BACKWARD, 1),
         (1450, 1460, CLIP, 1),
     ]
-    busy = readings_of(node, "gpu.busy_ns_total", "gpu0")
+    busy = list_readings(node, "gpu.busy_ns_total", "gpu0")
     assert (busy[710], busy[850]) == (300 * MS, 440 * MS)
     assert account.read == {"operations": 26, "ranks": 2, "steps": 2}
     assert account.notes == [
@@ -75,8 +82,8 @@ def test_what_is_sent_together_with_a_receive_is_issued_and_waited_for(tmp_path:
         send["ts"] += 399_000
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(events))
-    (node,), _ = imported([path])
-    assert spans_of(node, 1)["collective"][:3] == [
+    (node,), _ = import_files([path])
+    assert list_spans(node, 1)["collective"][:3] == [
         (100, 100, FORWARD, 0, -1, layout.SEND | ISSUED | TO_1),
         (100, 500, BACKWARD, 0, -1, layout.RECV | TO_1),
         (500, 500, FORWARD, 0, -1, layout.SEND | WAITED | TO_1),
@@ -87,14 +94,14 @@ def test_broken_timelines_are_read_to_the_last_whole_event(tmp_path: Path) -> No
     text = TIMELINE.read_text()
     path = tmp_path / "timeline.json"
     path.write_text(text[: text.rindex('{"name":"backward-compute"') + 30])
-    _, (account,) = imported([path])
+    _, (account,) = import_files([path])
     assert account.cut == "broken, or cut off; what came before was read"
     events = json.loads(text)
     work = [event for event in events if event["name"] == "forward-compute"]
     for item, (key, value) in zip(work, (("ts", -1), ("dur", 1e300), ("ts", "x"), ("tid", 99))):
         item[key] = value
     path.write_text(json.dumps(events)[:-1] + ', 7, {"ph": "X"}]')
-    _, (account,) = imported([path])
+    _, (account,) = import_files([path])
     assert account.skipped == {
         "operations with an invalid time": 1,
         "operations without a time, a step or a rank": 2,
@@ -107,7 +114,7 @@ def test_broken_timelines_are_read_to_the_last_whole_event(tmp_path: Path) -> No
 def test_of_two_tables_of_one_job_what_is_ideal_is_left_out(tmp_path: Path) -> None:
     for name in ("ideal-timeline.json", "timeline.json"):
         (tmp_path / name).write_bytes(TIMELINE.read_bytes())
-    (_,), (ideal, measured) = imported(sorted(tmp_path.iterdir()))
+    (_,), (ideal, measured) = import_files(sorted(tmp_path.iterdir()))
     assert (ideal.read["operations"], measured.read["operations"]) == (0, 26)
     assert "not used: another table of the same job was read" in ideal.notes
 
@@ -246,7 +253,7 @@ def test_ranks_of_a_stage_that_go_on_together_waited_for_the_last_of_them() -> N
     node = build_node(build_stages(ends, {0: 192, 1: 240}), account)
     assert node is not None
     waits = {
-        pid: [span[:2] for span in spans_of(node, pid)["collective"] if span[5] == layout.BARRIER]
+        pid: [span[:2] for span in list_spans(node, pid)["collective"] if span[5] == layout.BARRIER]
         for pid in range(1, 7)
     }
     steps = (0, 250, 500)
@@ -301,7 +308,7 @@ def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> N
     (tmp_path / "a.json").write_bytes(TIMELINE.read_bytes())
     (tmp_path / "b.json").write_text(json.dumps([*json.loads(TIMELINE.read_text()), *events]))
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    (_,), (used, other) = imported(paths)
+    (_,), (used, other) = import_files(paths)
     assert (used.refused, other.refused, dict(other.read)) == (False, True, {})
     assert other.cut == "not used: it is of another job than a.json"
     report = analyze(paths, leave_unknown=True)
@@ -326,5 +333,5 @@ def test_parquet_is_recognized_by_its_columns_and_needs_pyarrow(
     path.write_bytes(b"PAR1 dp_rank stage step optype start_ts duration seq_id PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CannotImportError, match="needs the package pyarrow") as caught:
-        imported([path])
+        import_files([path])
     assert "pip install pyarrow" in caught.value.remedy

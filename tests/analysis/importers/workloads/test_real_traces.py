@@ -11,7 +11,7 @@ import pytest
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
-from tests.support.importing_traces import SHARED, imported, ranks_of
+from tests.support.trace_imports import SHARED, import_files, list_ranks
 
 S = 1e9
 
@@ -36,11 +36,11 @@ def seconds(spans: np.ndarray, kind: int) -> float:
 
 
 def test_dftracer_sees_what_the_loading_of_every_rank_was_made_of() -> None:
-    (node,), _ = imported(files("dftracer-dlio-8rank", "*.pfw.gz"))
+    (node,), _ = import_files(files("dftracer-dlio-8rank", "*.pfw.gz"))
     known = json.loads((SHARED / "dftracer-dlio-8rank" / "known.json").read_text())["per_rank"]
     assert node.name == "corona171"
-    assert [(rank, world) for _, rank, world, _ in ranks_of(node)] == [(r, 8) for r in range(8)]
-    for pid, rank, _, _ in ranks_of(node):
+    assert [(rank, world) for _, rank, world, _ in list_ranks(node)] == [(r, 8) for r in range(8)]
+    for pid, rank, _, _ in list_ranks(node):
         spans, truth = table(node, pid), known[f"trace-{rank}-of-8.pfw"]
         loading = spans[:, spans[2] == layout.LOADING]
         assert seconds(spans, layout.LOADING) == pytest.approx(truth["dataset_getitem_s"])
@@ -61,13 +61,13 @@ def test_dftracer_sees_what_the_loading_of_every_rank_was_made_of() -> None:
 
 def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None:
     paths = files("mlperf-storage", "hpe_unet3d_h100_run1/*.json*")
-    nodes, accounts = imported(paths)
+    nodes, accounts = import_files(paths)
     known = json.loads((SHARED / "mlperf-storage" / "known.json").read_text())
     run = known["runs"]["hpe_unet3d_h100_run1"]
     assert [node.name for node in nodes] == run["rollup"]["hosts"]
     first = waited = took = 0.0
     for node in nodes:
-        for pid, rank, world, _ in ranks_of(node):
+        for pid, rank, world, _ in list_ranks(node):
             assert world == 15
             spans = table(node, pid)
             epochs = run["per_rank"][f"rank{rank:02d}"]["epochs"].values()
@@ -92,8 +92,8 @@ def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None
 
 
 def test_dlio_sample_is_two_ranks_and_a_disk() -> None:
-    (node,), accounts = imported(files("dlio-sample", "[!RkR]*.json")[:])
-    assert [rank for _, rank, _, _ in ranks_of(node)] == [0, 1]
+    (node,), accounts = import_files(files("dlio-sample", "[!RkR]*.json")[:])
+    assert [rank for _, rank, _, _ in list_ranks(node)] == [0, 1]
     assert {column.device for column in node._columns if column.signal.startswith("disk.")} == {
         "vda"
     }
@@ -105,7 +105,7 @@ def test_dlio_sample_is_two_ranks_and_a_disk() -> None:
 
 def test_mllog_names_the_slow_instance_and_the_cold_epochs() -> None:
     paths = files("mllog", "*/result_*.txt.gz")
-    nodes, accounts = imported(paths)
+    nodes, accounts = import_files(paths)
     known = json.loads((SHARED / "mllog" / "known.json").read_text())["logs"]
     assert len(nodes) == len(paths) == 16
     slow = [a.path.name for a in accounts if any("the slowest of" in note for note in a.notes)]
@@ -136,10 +136,10 @@ def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
 
 
 def test_the_last_stage_of_the_straggling_job_works_more() -> None:
-    (node,), _ = imported(files("straggler-bytedance", "timeline-ST.json.gz"))
+    (node,), _ = import_files(files("straggler-bytedance", "timeline-ST.json.gz"))
     known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     work: dict[int, list[float]] = {}
-    for pid, rank, world, _ in ranks_of(node):
+    for pid, rank, world, _ in list_ranks(node):
         assert (world, rank) == (8, pid - 1)
         spans = table(node, pid)
         assert int((spans[2] == layout.STEP).sum()) == known["steps"]

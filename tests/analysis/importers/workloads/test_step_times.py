@@ -19,7 +19,7 @@ from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.wording import describe_total_loss
 from clusterprof.report.model import Report
-from tests.support.importing_metrics import SHARED, read
+from tests.support.metric_imports import SHARED, import_files
 
 MS = 1_000_000
 BARRIER = 9
@@ -64,7 +64,7 @@ def test_durations_become_own_time_and_the_wait_for_the_slowest(tmp_path: Path) 
 0,8,4
 1,8,1
 """
-    (node,), (account,) = read(StepTimes(), tmp_path, run7__csv=text)
+    (node,), (account,) = import_files(StepTimes(), tmp_path, run7__csv=text)
     assert (node.name, node.wall) == ("run7", False)
     # Step 7 is not there of rank 1: rank 0's lasts as long as it says, and nobody waits.
     assert node.spans == {
@@ -85,7 +85,7 @@ def test_starts_and_ends_stay_where_they_were(tmp_path: Path) -> None:
         {"rank": 0, "step": 1, "start_ms": 130, "end_ms": 150, "host": "a"},
     ]
     lines = "\n".join(map(json.dumps, rows)).encode()
-    nodes, _ = read(StepTimes(), tmp_path, steps__jsonl=lines)
+    nodes, _ = import_files(StepTimes(), tmp_path, steps__jsonl=lines)
     assert {node.name: node.spans for node in nodes} == {
         "a": {
             (0, "step"): [step(100, 130, 0), step(130, 150, 1)],
@@ -105,7 +105,7 @@ def test_ranks_that_do_not_wait_for_each_other_are_not_reported_as_waiting(tmp_p
         for rank, took in ((0, 10), (1, 30))
         for n in range(3)
     ]
-    (node,), (account,) = read(StepTimes(), tmp_path, free__json=json.dumps(rows).encode())
+    (node,), (account,) = import_files(StepTimes(), tmp_path, free__json=json.dumps(rows).encode())
     assert node.spans == {
         (0, "step"): [step(0, 10, 0), step(10, 20, 1), step(20, 30, 2)],
         (1, "step"): [step(0, 30, 0), step(30, 60, 1), step(60, 90, 2)],
@@ -114,10 +114,14 @@ def test_ranks_that_do_not_wait_for_each_other_are_not_reported_as_waiting(tmp_p
 
 
 def test_units_that_nobody_states_are_guessed_and_reported(tmp_path: Path) -> None:
-    (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,0.5\n1,1,0.25\n")
+    (node,), (account,) = import_files(
+        StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,0.5\n1,1,0.25\n"
+    )
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
     assert account.notes[0].startswith("no unit is stated: durations are read as s;")
-    (node,), (account,) = read(StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,500\n1,1,250\n")
+    (node,), (account,) = import_files(
+        StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,500\n1,1,250\n"
+    )
     assert node.spans[1, "collective"] == [barrier(250, 500, 0)]
     assert account.notes[0].startswith("no unit is stated: durations are read as ms;")
 
@@ -152,7 +156,7 @@ x,3,5
 0,3,7\x00
 0,3,8
 """
-    (node,), (account,) = read(StepTimes(), tmp_path, bad__csv=text)
+    (node,), (account,) = import_files(StepTimes(), tmp_path, bad__csv=text)
     assert node.spans[1, "step"] == [step(0, 10, 3)]
     assert sum(account.skipped.values()) + account.read["rows"] >= 10
     assert account.skipped["rows without a duration, or with a negative one"] == 3
@@ -169,12 +173,12 @@ def test_other_files_are_not_recognised(head: bytes, tmp_path: Path) -> None:
 
 def test_a_table_without_a_row_and_parquet_without_its_reader(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no usable row"):
-        read(StepTimes(), tmp_path, empty__csv=b"rank,step,duration\n")
+        import_files(StepTimes(), tmp_path, empty__csv=b"rank,step,duration\n")
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         with pytest.raises(CannotImportError, match="pyarrow is not installed"):
-            read(StepTimes(), tmp_path, t__parquet=b"PAR1\0rank\0step\0duration\0PAR1")
+            import_files(StepTimes(), tmp_path, t__parquet=b"PAR1\0rank\0step\0duration\0PAR1")
 
 
 def slowdown(report: Report) -> float | None:
@@ -248,4 +252,4 @@ def test_the_known_stragglers_of_real_jobs_are_named(name: str, slowest: list[in
 def test_durations_beyond_all_reason_are_refused(tmp_path: Path) -> None:
     rows = b"rank,step,duration\n0,0,1e17\n1,0,1e17\n"
     with pytest.raises(CannotImportError, match="more than a century"):
-        read(StepTimes(), tmp_path, huge__csv=rows)
+        import_files(StepTimes(), tmp_path, huge__csv=rows)

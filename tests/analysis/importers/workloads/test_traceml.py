@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterprof.analysis.importers.workloads.traceml import TraceML
-from tests.support.importing import ranks, read, spans
+from tests.support.import_results import import_folder, list_ranks, list_spans
 
 MS = 1_000_000
 
@@ -39,10 +39,12 @@ def test_averages_become_steps(tmp_path: Path) -> None:
             "optimizer_ms": 30.0,
         },
     }
-    (node,), (account,), _ = read(TraceML(), summary(tmp_path / "final_summary.json", {"3": row}))
+    (node,), (account,), _ = import_folder(
+        TraceML(), summary(tmp_path / "final_summary.json", {"3": row})
+    )
     assert node.name == "n1"
-    assert ranks(node) == {4: (3, 8, "")}
-    recorded_spans = spans(node)
+    assert list_ranks(node) == {4: (3, 8, "")}
+    recorded_spans = list_spans(node)
     assert recorded_spans == {
         "4 step": [(0, 30 * MS, 5, 2, -1, -1), (30 * MS, 60 * MS, 6, 2, -1, -1)],
         "4 data_wait": [(0, 10 * MS, -1, -1, -1, -1), (30 * MS, 40 * MS, -1, -1, -1, -1)],
@@ -72,4 +74,4 @@ def test_averages_become_steps(tmp_path: Path) -> None:
 )
 def test_a_summary_without_step_times_is_reported(tmp_path: Path, rows: Any, steps: Any) -> None:
     path = summary(tmp_path / "final_summary.json", rows, steps)
-    assert read(TraceML(), path)[2] == "no rank has a step time"
+    assert import_folder(TraceML(), path)[2] == "no rank has a step time"

@@ -13,11 +13,11 @@ from clusterprof.analysis.timeline.collectives.operations import (
 )
 from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
 from clusterprof.probe import layout
-from tests.support.builders import ns, process, spans
+from tests.support.builders import make_process, make_spans, ns
 
 
 def measured(*rows: tuple[float, float, int, int]) -> ExposedCollectiveSpans:
-    return ExposedCollectiveSpans.from_table(spans(*rows))
+    return ExposedCollectiveSpans.from_table(make_spans(*rows))
 
 
 def placed(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, int, float]]:
@@ -66,12 +66,12 @@ def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
 
 def test_operations_get_the_times_of_the_device_where_it_was_measured() -> None:
     # sequence numbers 1, 2, 3; the second and the third were measured
-    table = spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
+    table = make_spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
     host = CollectiveSpans.from_table(table)
-    exposed = spans((2.0, 2.01, 2, ns(0.3)), (2.1, 2.11, 3, ns(0.2)), first_sequence=4)
-    waits = find_device_waits(process(100, spans={layout.EXPOSED_COLLECTIVE: exposed}))
+    exposed = make_spans((2.0, 2.01, 2, ns(0.3)), (2.1, 2.11, 3, ns(0.2)), first_sequence=4)
+    waits = find_device_waits(make_process(100, spans={layout.EXPOSED_COLLECTIVE: exposed}))
     there = apply_device_times(host, waits)
     assert (there.start_ns / 1e9).tolist() == [1.0, 2.0, 2.3]
     assert (there.end_ns / 1e9).tolist() == [1.5, 2.3, 2.5]
     assert there.number.tolist() == [0, 1, 2]
-    assert apply_device_times(host, find_device_waits(process(100))) is host
+    assert apply_device_times(host, find_device_waits(make_process(100))) is host

@@ -25,8 +25,8 @@ from clusterprof.probe.layout import GRADIENTS
 from tests.support.synthetic.jobs import CATEGORIES, MS, Fault, Job, World
 from tests.support.synthetic.matching import CollectiveSpans, concat_spans, match_spans
 from tests.support.synthetic.scenarios import LAYOUTS
-from tests.support.synthetic.score import booked
-from tests.support.synthetic.spans import arrivals
+from tests.support.synthetic.score import blame_job
+from tests.support.synthetic.spans import make_spans
 
 HOUR = 3600 * 10**9
 
@@ -51,7 +51,7 @@ class Kept:
 def streamed(job: Job, block_rows: int, most_rows: int, ahead_ns: Sequence[int] = ()) -> WaitTotals:
     """Blame a job whose ranks' rows come in blocks of some rows; clocks may be anywhere."""
     ops, store = job.ops, Kept()
-    spans = arrivals(job, ops.arrive_ns, ops.leave_ns, ops.leave_ns)
+    spans = make_spans(job, ops.arrive_ns, ops.leave_ns, ops.leave_ns)
     people = []
     for rank in range(job.ranks):
         mine = spans.take(np.flatnonzero(spans.rank == rank))
@@ -97,7 +97,7 @@ def test_the_cut_changes_no_nanosecond(
     monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 2)
     job = LAYOUTS[layout](8, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
     clocks = (np.random.default_rng(2).integers(-HOUR, HOUR, 8) * hours).tolist()
-    check_same(streamed(job, block_rows, 7, clocks), booked(job))
+    check_same(streamed(job, block_rows, 7, clocks), blame_job(job))
 
 
 @st.composite
@@ -120,7 +120,7 @@ def jobs(draw: st.DrawFn) -> Job:
 def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: list[int]) -> None:
     kept, stream.MIN_READ_AHEAD_ROWS = stream.MIN_READ_AHEAD_ROWS, 1
     try:
-        check_same(streamed(job, block_rows, 5, clocks), booked(job))
+        check_same(streamed(job, block_rows, 5, clocks), blame_job(job))
     finally:
         stream.MIN_READ_AHEAD_ROWS = kept
 
@@ -148,7 +148,7 @@ def test_few_rows_wait_when_one_rank_is_far_ahead_of_the_others(several: bool) -
 
     stream.settle_operations, kept = watched, stream.settle_operations  # type: ignore[assignment]
     try:
-        check_same(streamed(job, 32, 500), booked(job))
+        check_same(streamed(job, 32, 500), blame_job(job))
     finally:
         stream.settle_operations = kept
     assert most <= 3 * (stream.MIN_READ_AHEAD_ROWS + 3 * 32)
@@ -170,7 +170,7 @@ def test_when_too_many_wait_they_are_settled_without_the_member(
         world.meet(np.array([[0, 1]]), np.array([2]), 1000)
         world.meet(np.array([[0]]), np.array([3 + number % 2]), 1000)
     ops = world.job().ops
-    spans = arrivals(world.job(), ops.arrive_ns, ops.leave_ns, ops.leave_ns)
+    spans = make_spans(world.job(), ops.arrive_ns, ops.leave_ns, ops.leave_ns)
     matching = match_spans(spans, block_rows=150)
     late = matching.unmatched["too-late"]
     assert 0 < late < 200

@@ -16,16 +16,16 @@ from clusterprof.analysis.timeline.data_wait.blocked import (
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH
 from tests.support.builders import (
-    activity,
-    counter,
-    fetches,
-    header,
-    io,
+    make_counter,
+    make_fetches,
+    make_header,
+    make_io_samples,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
     ns,
-    process,
-    rank,
-    spans,
-    thread,
+    parse_activity,
 )
 
 WORKER = 201
@@ -35,13 +35,15 @@ MAIN = 100
 def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_of_it() -> None:
     # Two fetches of 2.97 s wait 2.7 s each for a CPU. The kernel adds that to run_delay when the
     # waits end, at 2.96 and 5.93: the first in a sample interval that lies partly in the second.
-    rows = activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
-    whole = thread(rows, 7)
+    rows = parse_activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
+    whole = make_thread(rows, 7)
     booked = 2_700_000_000 * ((whole.t_ns > ns(2.96)) + 1 * (whole.t_ns > ns(5.93)))
-    span = fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
-    worker = process(WORKER, MAIN, {FETCH: span}, replace(whole, run_delay_ns=booked))
-    main = process(MAIN, spans={DATA_WAIT: spans((0, 2.97, 0, WORKER), (2.97, 5.94, 1, WORKER))})
-    got = split_data_wait(rank(7, main, [worker]), span.start_ns, span.end_ns)
+    span = make_fetches(rows, (0, 2.97, 0), (2.97, 5.94, 0), (5.94, 6.54, 0))
+    worker = make_process(WORKER, MAIN, {FETCH: span}, replace(whole, run_delay_ns=booked))
+    main = make_process(
+        MAIN, spans={DATA_WAIT: make_spans((0, 2.97, 0, WORKER), (2.97, 5.94, 1, WORKER))}
+    )
+    got = split_data_wait(make_rank(7, main, [worker]), span.start_ns, span.end_ns)
     np.testing.assert_allclose(got.runnable[:2] * 2.97, [2.7, 2.7], rtol=0.02)
 
 
@@ -49,7 +51,7 @@ def test_io_that_only_delay_accounting_saw_is_remote_where_the_bytes_were() -> N
     # No sample fell into a blocked moment; the kernel counted 60 % of the time as waits for pages,
     # of which the mount's own counters say that they read nine in ten.
     unseen = estimate_blocked_shares(
-        NO_SAMPLES, get_read_context(rank(1, process(MAIN)).chunk), 0.0, 0.0
+        NO_SAMPLES, get_read_context(make_rank(1, make_process(MAIN)).chunk), 0.0, 0.0
     )
     assert (unseen.block_io, unseen.remote_io, unseen.unknown) == (0.0, 0.0, 1.0)
     got = ensure_min_io(unseen, 0.6, 0.9)
@@ -67,11 +69,11 @@ def split_page_waits(
 
     busy_s, disk_mib: what the disk worked and read in 1,000 requests; job_mib: the worker's part.
     """
-    rows = activity("D4 U1 " * 4)
+    rows = parse_activity("D4 U1 " * 4)
     read = job_mib * MIB // 4
-    span = fetches(rows, *((at, at + 5, read) for at in (0, 5, 10, 15)))
+    span = make_fetches(rows, *((at, at + 5, read) for at in (0, 5, 10, 15)))
     series = {
-        (f"disk.{name}", "vda"): counter([0, 20], [0, grown])
+        (f"disk.{name}", "vda"): make_counter([0, 20], [0, grown])
         for name, grown in (
             ("busy_ns_total", busy_s * 1e9),
             ("read_ns_total", busy_s * 1e9),
@@ -80,11 +82,13 @@ def split_page_waits(
         )
     }
     # The loop of the loader reads the rest of what it requests from the page cache or a mount.
-    ios = io((0, 20), read_bytes=(0, job_mib * MIB), read_chars=(0, chars_mib * MIB))
-    worker = process(WORKER, MAIN, {FETCH: span}, thread(rows, 20), io=ios)
-    waits = spans(*((at, at + 5, i, WORKER) for i, at in enumerate((0, 5, 10, 15))))
-    main = process(MAIN, spans={DATA_WAIT: waits}, io=io((0, 20), read_bytes=(0, 0)))
-    timeline = rank(20, main, [worker], series=series, node=header(mounts=list(mounts)))
+    ios = make_io_samples((0, 20), read_bytes=(0, job_mib * MIB), read_chars=(0, chars_mib * MIB))
+    worker = make_process(WORKER, MAIN, {FETCH: span}, make_thread(rows, 20), io=ios)
+    waits = make_spans(*((at, at + 5, i, WORKER) for i, at in enumerate((0, 5, 10, 15))))
+    main = make_process(
+        MAIN, spans={DATA_WAIT: waits}, io=make_io_samples((0, 20), read_bytes=(0, 0))
+    )
+    timeline = make_rank(20, main, [worker], series=series, node=make_header(mounts=list(mounts)))
     got = split_data_wait(timeline, span.start_ns, span.end_ns)
     names = ("block_io", "remote_io", "unknown")
     return {name: round(float(getattr(got, name).mean()), 2) for name in names}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.analysis.timeline.data_wait.samples import find_runs, find_sleep_samples
-from tests.support.builders import WCHAN_NAMES, activity, ints, thread
+from tests.support.builders import WCHAN_NAMES, make_thread, parse_activity, to_ns_array
 
 LOCK = WCHAN_NAMES.index("futex_wait_queue")
 
@@ -17,13 +17,13 @@ def on_lock(name: str) -> bool:
 
 
 def test_samples_at_the_place_are_found() -> None:
-    table = thread(activity("L0.3 U0.3 L0.4"), 1)
+    table = make_thread(parse_activity("L0.3 U0.3 L0.4"), 1)
     sleeps = find_sleep_samples(table, WCHAN_NAMES, on_lock)
     assert sleeps.tolist() == [True] * 3 + [False] * 3 + [True] * 4 + [False]
 
 
 def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
-    table = thread(activity("S1 L3"), 4)
+    table = make_thread(parse_activity("S1 L3"), 4)
     wchan = table.wchan.copy()
     wchan[12:20] = -1  # after two samples on the lock
     wchan[0:10] = -1  # before: asleep at a place that nobody asked for, until the lock
@@ -35,7 +35,7 @@ def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
 
 
 def test_runs_bridge_one_other_sample() -> None:
-    t_ns = ints([0.1 * i for i in range(10)])
+    t_ns = to_ns_array([0.1 * i for i in range(10)])
     first, last = find_runs(t_ns, np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0], np.bool_))
     assert (first.tolist(), last.tolist()) == ([1, 7], [4, 7])
     assert find_runs(t_ns, np.zeros(10, np.bool_))[0].tolist() == []

@@ -7,7 +7,7 @@ import pytest
 
 from clusterprof.analysis.timeline.data_wait.blocked import get_read_context
 from clusterprof.analysis.timeline.data_wait.samples import ThreadWindows, measure_thread_windows
-from tests.support.builders import activity, chunk, thread
+from tests.support.builders import make_chunk, make_thread, parse_activity
 
 TICK_NS = 100_000_000
 READS = "D0.2 " + "K0.02 D0.08 " * 9  # from 0.2 s on every sample finds it on a CPU
@@ -15,9 +15,9 @@ READS = "D0.2 " + "K0.02 D0.08 " * 9  # from 0.2 s on every sample finds it on a
 
 def seen(text: str, loads: bool) -> ThreadWindows:
     start_ns = np.arange(3, 9) * TICK_NS
-    table = thread(activity(text), 1.0)
+    table = make_thread(parse_activity(text), 1.0)
     return measure_thread_windows(
-        table, start_ns, start_ns + TICK_NS, get_read_context(chunk(1.0)), loads
+        table, start_ns, start_ns + TICK_NS, get_read_context(make_chunk(1.0)), loads
     )
 
 

@@ -12,7 +12,14 @@ from clusterprof.analysis.timeline.data_wait.split import (
 )
 from clusterprof.analysis.timeline.model import Process, Rank
 from clusterprof.probe.layout import DATA_WAIT, FETCH, LOADER_START
-from tests.support.builders import activity, ints, process, rank, spans, thread
+from tests.support.builders import (
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+    to_ns_array,
+)
 
 MAIN, WAITS = 100, 12
 EPOCH_S = 20.0
@@ -20,7 +27,7 @@ EPOCH_S = 20.0
 
 def worker(pid: int, born: float, died: float) -> Process:
     """A worker that was first and last seen fetching."""
-    return process(pid, MAIN, {FETCH: spans((born, born, 1), (died, died, 1))})
+    return make_process(pid, MAIN, {FETCH: make_spans((born, born, 1), (died, died, 1))})
 
 
 def test_workers_of_one_epoch_after_another_do_not_live_together() -> None:
@@ -40,15 +47,17 @@ def test_workers_that_overlap_live_together() -> None:
 
 def test_samples_of_a_worker_show_that_it_lives_too() -> None:
     # it fetches at 3 only, but was sampled for [0, 12]
-    sampled = process(201, MAIN, {FETCH: spans((3, 3, 1))}, thread(activity("I12"), 12))
+    sampled = make_process(
+        201, MAIN, {FETCH: make_spans((3, 3, 1))}, make_thread(parse_activity("I12"), 12)
+    )
     assert count_live_workers([sampled, worker(202, 11, 20)]) == 2
     assert count_live_workers([sampled, worker(202, 13, 20)]) == 1
 
 
 def test_a_worker_that_was_never_seen_may_live_all_the_time() -> None:
-    unseen = process(201, MAIN)
+    unseen = make_process(201, MAIN)
     assert count_live_workers([unseen, worker(202, 1, 2), worker(203, 3, 4)]) == 2
-    assert count_live_workers([unseen, process(202, MAIN)]) == 2
+    assert count_live_workers([unseen, make_process(202, MAIN)]) == 2
 
 
 def epoch(begin: float, pid: int) -> tuple[list[tuple[float, ...]], list[Process]]:
@@ -61,7 +70,9 @@ def epoch(begin: float, pid: int) -> tuple[list[tuple[float, ...]], list[Process
         fetched[number % 2].append((at - 0.1, at + 0.8, 1))
     for calls in fetched:
         calls.append((begin + WAITS, begin + WAITS, 1))
-    return waits, [process(pid + at, MAIN, {FETCH: spans(*c)}) for at, c in enumerate(fetched)]
+    return waits, [
+        make_process(pid + at, MAIN, {FETCH: make_spans(*c)}) for at, c in enumerate(fetched)
+    ]
 
 
 def build(epochs: int) -> Rank:
@@ -72,8 +83,10 @@ def build(epochs: int) -> Rank:
         waits += own_waits
         workers += own_workers
         starts.append((begin - 0.6, begin - 0.6, 2, 0, 1, 0))
-    main = process(MAIN, spans={DATA_WAIT: spans(*waits), LOADER_START: spans(*starts)})
-    return rank(epochs * EPOCH_S, main, workers)
+    main = make_process(
+        MAIN, spans={DATA_WAIT: make_spans(*waits), LOADER_START: make_spans(*starts)}
+    )
+    return make_rank(epochs * EPOCH_S, main, workers)
 
 
 def test_a_second_epoch_has_the_same_savings_as_the_first() -> None:
@@ -83,15 +96,15 @@ def test_a_second_epoch_has_the_same_savings_as_the_first() -> None:
     # them in: 2.4 of 7.2 s are needed.
     assert PREFETCH_BATCHES == 4
     late = [number + 0.5 for number in range(8, WAITS)]
-    single = estimate_prefetch_savings(build(1), ints([1 + at for at in late]))
+    single = estimate_prefetch_savings(build(1), to_ns_array([1 + at for at in late]))
     np.testing.assert_allclose(single, 2 / 3)
     both = build(2)
     for begin in (1, 1 + EPOCH_S):
-        saved = estimate_prefetch_savings(both, ints([begin + at for at in late]))
+        saved = estimate_prefetch_savings(both, to_ns_array([begin + at for at in late]))
         np.testing.assert_allclose(saved, 2 / 3)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_between_waits_nothing_is_saved(epochs: int) -> None:
-    saved = estimate_prefetch_savings(build(epochs), ints([0.5, 1.9, 14.0]))
+    saved = estimate_prefetch_savings(build(epochs), to_ns_array([0.5, 1.9, 14.0]))
     np.testing.assert_array_equal(saved, [0, 0, 0])

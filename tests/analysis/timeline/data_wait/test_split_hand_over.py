@@ -11,7 +11,15 @@ from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.analysis.timeline.model import DataWaitBreakdown
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, STEP, WORKER_START
-from tests.support.builders import activity, fetches, ints, process, rank, spans, thread
+from tests.support.builders import (
+    make_fetches,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    parse_activity,
+    to_ns_array,
+)
 
 MAIN, WORKER, MIB = 100, 201, 1 << 20
 
@@ -20,11 +28,16 @@ def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch(
     # The wait is from 1 to 7: until 2 for the batch, then 5 s until it is handed over. From 3 on
     # the worker makes the next one: 2 of 5 s its own code, 1 s page faults, 2 s reads, in which the
     # interpreter is free. Of those 4 s in the wait, 1.6, 0.8 and 1.6.
-    rows = activity("U3 U2 M1 D2")
-    marks = {FETCH: fetches(rows, (0, 2, 0), (3, 8, MIB)), WORKER_START: spans((-1, -1, 0, 1))}
-    worker = process(WORKER, MAIN, marks, thread(rows, end=12))
-    main = process(MAIN, spans={DATA_WAIT: spans((1, 7, 0, WORKER, 1)), STEP: spans((0, 20))})
-    breakdown = split_data_wait(rank(30, main, [worker]), ints([1]), ints([7]))
+    rows = parse_activity("U3 U2 M1 D2")
+    marks = {
+        FETCH: make_fetches(rows, (0, 2, 0), (3, 8, MIB)),
+        WORKER_START: make_spans((-1, -1, 0, 1)),
+    }
+    worker = make_process(WORKER, MAIN, marks, make_thread(rows, end=12))
+    main = make_process(
+        MAIN, spans={DATA_WAIT: make_spans((1, 7, 0, WORKER, 1)), STEP: make_spans((0, 20))}
+    )
+    breakdown = split_data_wait(make_rank(30, main, [worker]), to_ns_array([1]), to_ns_array([7]))
     assert breakdown.user_cpu[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
     assert breakdown.memory[0] == pytest.approx(0.8 / 6, abs=1e-3)
     assert breakdown.delivery[0] == pytest.approx((1 + 1.6) / 6, abs=1e-3)
@@ -33,12 +46,15 @@ def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch(
 
 def split_wait_with_own_work(main: str) -> DataWaitBreakdown:
     """The batch is ready a second after the wait has begun; until the first fetch there is none."""
-    rows = activity("S1 U1 S8")
-    marks = {FETCH: fetches(rows, (1, 2, 0), (8, 9, 0)), WORKER_START: spans((-1, -1, 0, 1))}
-    worker = process(WORKER, MAIN, marks, thread(rows, end=10))
-    waits = {DATA_WAIT: spans((0, 8, 0, WORKER, 1)), STEP: spans((0, 20))}
-    trains = process(MAIN, spans=waits, thread=thread(activity(main), end=10))
-    return split_data_wait(rank(30, trains, [worker]), ints([0]), ints([8]))
+    rows = parse_activity("S1 U1 S8")
+    marks = {
+        FETCH: make_fetches(rows, (1, 2, 0), (8, 9, 0)),
+        WORKER_START: make_spans((-1, -1, 0, 1)),
+    }
+    worker = make_process(WORKER, MAIN, marks, make_thread(rows, end=10))
+    waits = {DATA_WAIT: make_spans((0, 8, 0, WORKER, 1)), STEP: make_spans((0, 20))}
+    trains = make_process(MAIN, spans=waits, thread=make_thread(parse_activity(main), end=10))
+    return split_data_wait(make_rank(30, trains, [worker]), to_ns_array([0]), to_ns_array([8]))
 
 
 def test_a_batch_is_not_in_transfer_while_the_training_thread_draws_the_next_indices() -> None:
@@ -65,27 +81,31 @@ def test_samples_of_the_stack_between_two_fetches_are_no_missing_records(
 ) -> None:
     # The batch is ready at 2, a second before the wait. The record after its fetch has number 2: a
     # sample of the stack, or one that was lost and may have been the fetch that was waited for.
-    rows = activity("U2 S8")
-    made = replace(fetches(rows, (0, 2, 0), (6, 7, 0)), sequence=np.array([1, 3]))
-    sample = replace(spans((5, 5, 1, 50_000_000)), sequence=np.array([2]))
-    worker = process(WORKER, MAIN, {FETCH: made}, thread(rows, end=12))
+    rows = parse_activity("U2 S8")
+    made = replace(make_fetches(rows, (0, 2, 0), (6, 7, 0)), sequence=np.array([1, 3]))
+    sample = replace(make_spans((5, 5, 1, 50_000_000)), sequence=np.array([2]))
+    worker = make_process(WORKER, MAIN, {FETCH: made}, make_thread(rows, end=12))
     stacks = StackSamples.from_table(sample) if is_recorded else None
-    main = process(MAIN, spans={DATA_WAIT: spans((3, 4, 0, WORKER, 1)), STEP: spans((0, 20))})
-    timeline = rank(30, main, [replace(worker, stacks=stacks)])
-    breakdown = split_data_wait(timeline, ints([3]), ints([4]))
+    main = make_process(
+        MAIN, spans={DATA_WAIT: make_spans((3, 4, 0, WORKER, 1)), STEP: make_spans((0, 20))}
+    )
+    timeline = make_rank(30, main, [replace(worker, stacks=stacks)])
+    breakdown = split_data_wait(timeline, to_ns_array([3]), to_ns_array([4]))
     assert (breakdown.delivery[0], breakdown.unknown[0]) == (delivery, 1.0 - delivery)
 
 
 def test_records_of_other_kinds_lie_between_the_start_of_a_worker_and_its_first_fetch() -> None:
     # worker_init_fn runs from 0 to 4; garbage is collected meanwhile.
-    rows = activity("U4 U2 S4")
+    rows = parse_activity("U4 U2 S4")
     marks = {
-        WORKER_START: replace(spans((0, 0, 0, 1, MAIN)), sequence=np.array([7])),
-        GC: replace(spans((1, 2)), sequence=np.array([8])),
-        FETCH: replace(fetches(rows, (4, 6, 0)), sequence=np.array([9])),
+        WORKER_START: replace(make_spans((0, 0, 0, 1, MAIN)), sequence=np.array([7])),
+        GC: replace(make_spans((1, 2)), sequence=np.array([8])),
+        FETCH: replace(make_fetches(rows, (4, 6, 0)), sequence=np.array([9])),
     }
-    worker = process(WORKER, MAIN, marks, thread(rows, end=12))
-    main = process(MAIN, spans={DATA_WAIT: spans((0, 6, 0, WORKER, 1)), STEP: spans((0, 20))})
-    breakdown = split_data_wait(rank(30, main, [worker]), ints([0]), ints([6]))
+    worker = make_process(WORKER, MAIN, marks, make_thread(rows, end=12))
+    main = make_process(
+        MAIN, spans={DATA_WAIT: make_spans((0, 6, 0, WORKER, 1)), STEP: make_spans((0, 20))}
+    )
+    breakdown = split_data_wait(make_rank(30, main, [worker]), to_ns_array([0]), to_ns_array([6]))
     assert breakdown.no_worker[0] == pytest.approx(4 / 6)
     assert breakdown.user_cpu[0] == pytest.approx(2 / 6)

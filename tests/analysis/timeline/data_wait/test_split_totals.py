@@ -15,7 +15,16 @@ import pytest
 from clusterprof.analysis.timeline.data_wait.blocked import SHARE_NAMES
 from clusterprof.analysis.timeline.data_wait.split import split_data_wait
 from clusterprof.probe.layout import DATA_WAIT, FETCH, WORKER_START
-from tests.support.builders import activity, fetches, ns, process, rank, spans, spent_ns, thread
+from tests.support.builders import (
+    make_fetches,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    measure_activity_ns,
+    ns,
+    parse_activity,
+)
 
 POINTS = 0.02
 MAIN, WORKER = 100, 201
@@ -40,7 +49,7 @@ def life(draw: random.Random, kinds: list[str], seconds: float):
         idle = round(draw.uniform(0, 0.06), 6)
         words.append(f"I{idle}")
         at += taken + idle
-    return activity(" ".join(words)), calls
+    return parse_activity(" ".join(words)), calls
 
 
 def lagging(table, draw: random.Random):
@@ -65,21 +74,24 @@ def late(table, rows):
 def test_totals_over_many_waits(kinds: list[str], seed: int) -> None:
     draw = random.Random(seed)
     rows, calls = life(draw, kinds, 30)
-    table = lagging(fetches(rows, *calls), draw)
-    marks = {FETCH: table, WORKER_START: spans((-1, -1))}
-    worker = process(WORKER, MAIN, marks, late(thread(rows, 32), rows))
+    table = lagging(make_fetches(rows, *calls), draw)
+    marks = {FETCH: table, WORKER_START: make_spans((-1, -1))}
+    worker = make_process(WORKER, MAIN, marks, late(make_thread(rows, 32), rows))
     # each wait begins somewhere in the idle time before a fetch and ends with it
     waits = [(max(0.0, start - draw.uniform(0, 0.02)), end) for start, end, _ in calls]
     begin = np.maximum([ns(s) for s, _ in waits], np.append(0, [ns(e) for _, e in waits[:-1]]))
     finish = np.array([ns(e) for _, e in waits], np.int64)
     table_rows = [(s / 1e9, e / 1e9, 0, WORKER, 1) for s, e in zip(begin, finish)]
-    main = process(MAIN, spans={DATA_WAIT: spans(*table_rows)})
-    breakdown = split_data_wait(rank(32, main, [worker]), begin.astype(np.int64), finish)
+    main = make_process(MAIN, spans={DATA_WAIT: make_spans(*table_rows)})
+    breakdown = split_data_wait(make_rank(32, main, [worker]), begin.astype(np.int64), finish)
     length = finish - begin
     by_key = {name: float(getattr(breakdown, name) @ length) / length.sum() for name in SHARE_NAMES}
     low_high = list(zip(begin.tolist(), finish.tolist()))
     for name, letter in LETTER_OF.items():
-        true = sum(spent_ns(near(rows, s, e), letter, s, e) for s, e in low_high) / length.sum()
+        true = (
+            sum(measure_activity_ns(near(rows, s, e), letter, s, e) for s, e in low_high)
+            / length.sum()
+        )
         assert by_key[name] == pytest.approx(true, abs=POINTS), (name, by_key)
     assert sum(by_key[name] for name in SHARE_NAMES if name not in LETTER_OF) < POINTS
 

@@ -16,7 +16,7 @@ from clusterprof.analysis.timeline.spans import FetchSpans
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Clock, Columns, Event, Gap, Record, Rows, Spans
 from clusterprof.trace.writer import RecordingWriter
-from tests.support.builders import build_chunks, header, is_whole, ns
+from tests.support.builders import build_chunks, is_whole, make_header, ns
 
 THREAD_NAMES = ("t_ns", "pid", "tid", "state", "on_cpu_ns_total", "run_delay_ns_total", "wchan")
 
@@ -51,7 +51,7 @@ def threads(*rows: tuple[float, int, int], strings: tuple[str, ...] = ("0",)) ->
 
 def one_second_each(seconds: int) -> list[Record]:
     """A step of a second each, seen at its end, and a counter that rises by one a second."""
-    records: list[Record] = [header()]
+    records: list[Record] = [make_header()]
     for i in range(seconds):
         records.append(spans(100, i + 1, (i, i + 1, STEP)))
         records.append(disk((i, i), (i + 0.5, i)))
@@ -88,7 +88,7 @@ def test_series_reach_from_the_reading_before_to_the_first_after() -> None:
 
 
 def test_a_slow_signal_keeps_its_last_reading_however_old() -> None:
-    records: list[Record] = [header(), disk((0, 5))]
+    records: list[Record] = [make_header(), disk((0, 5))]
     records += [spans(100, i + 1, (i, i + 1, STEP)) for i in range(30)]
     records += [Clock(ns(30), 0, 0), disk((29, 9))]
     late = list(build_chunks(records, ns(10)))[-1].series["disk.read_bytes_total", "vda"]
@@ -96,7 +96,7 @@ def test_a_slow_signal_keeps_its_last_reading_however_old() -> None:
 
 
 def test_frames_out_of_order_and_late_spans_are_put_right() -> None:
-    records: list[Record] = [header(), disk((1, 1)), disk((0, 0)), disk((2, 2), (3, None))]
+    records: list[Record] = [make_header(), disk((1, 1)), disk((0, 0)), disk((2, 2), (3, None))]
     records += [spans(100, 2, (2, 3, STEP)), spans(100, 1, (0, 2, STEP))]
     (chunk,) = build_chunks(records)
     series = chunk.series["disk.read_bytes_total", "vda"]
@@ -108,7 +108,7 @@ def test_frames_out_of_order_and_late_spans_are_put_right() -> None:
 
 
 def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
-    records: list[Record] = [header(), spans(201, 1, (0, 0, WORKER_START), (1, 2, FETCH))]
+    records: list[Record] = [make_header(), spans(201, 1, (0, 0, WORKER_START), (1, 2, FETCH))]
     for i in range(25):
         records += [threads((i, 201, i)), spans(100, i + 1, (i, i + 0.5, DATA_WAIT))]
     last = list(build_chunks(records, ns(10)))[-1]
@@ -121,7 +121,7 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
 
 def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
     named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
-    (chunk,) = build_chunks([header(), named, Clock(ns(3), 0, 0)])
+    (chunk,) = build_chunks([make_header(), named, Clock(ns(3), 0, 0)])
     assert sorted(chunk.processes[201].spans) == [FETCH, 65]
     fetched = chunk.processes[201].get_spans(FetchSpans)
     assert [fetched.user_cpu_ns.tolist(), fetched.read_bytes.tolist()] == [[-1], [-1]]
@@ -138,7 +138,7 @@ def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() ->
 
 def test_threads_are_split_by_process_and_sorted_by_time() -> None:
     records: list[Record] = [
-        header(),
+        make_header(),
         threads((0.0, 201, 5), (0.0, 100, 1), (0.1, 201, 6), (0.1, 100, 2)),
         threads((0.2, 100, 3), strings=("0", "folio_wait_bit_common")),
         Rows("other", ("t_ns",), [np.array([1])]),
@@ -157,7 +157,7 @@ def test_who_a_process_is() -> None:
     columns = [np.array([v], np.int64) for v in (ns(1), 201, 100, 7, 4096, 0)]
     registered = {"pid": 100, "started_ticks": 3, "rank": 1}
     records: list[Record] = [
-        header(),
+        make_header(),
         Event(0, "process-registered", registered),
         Rows("processes", who, columns, {"name": ("pt_data_worker",)}),
         Event(ns(2), "oom-kill", {"pid": 201}),
@@ -173,7 +173,7 @@ def test_who_a_process_is() -> None:
 
 
 def test_a_process_that_ended_is_forgotten() -> None:
-    records: list[Record] = [header(), Event(0, "process-registered", {"pid": 300})]
+    records: list[Record] = [make_header(), Event(0, "process-registered", {"pid": 300})]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
     records += [threads((i, 100, i)) for i in range(40)]
     listed = list(build_chunks(records, ns(10)))
@@ -182,7 +182,7 @@ def test_a_process_that_ended_is_forgotten() -> None:
 
 def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
     registered = Event(0, "process-registered", {"pid": 300, "rank": 5})
-    records: list[Record] = [header(), registered, spans(300, 1, (0, 1, STEP))]
+    records: list[Record] = [make_header(), registered, spans(300, 1, (0, 1, STEP))]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
     records += [threads((i, 100 if i < 25 else 300, i)) for i in range(40)]
     last = list(build_chunks(records, ns(10)))[-1]
@@ -194,7 +194,7 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
     def gap(t: float, signal: str, device: str) -> Gap:
         return Gap(ns(t), "disk", signal, device, "failed", "why", "what to do")
 
-    records: list[Record] = [header(), gap(1, "disk.read_bytes_total", "vda"), gap(1, "", "")]
+    records: list[Record] = [make_header(), gap(1, "disk.read_bytes_total", "vda"), gap(1, "", "")]
     records += [disk((i, i)) for i in range(12, 25)]
     listed = list(build_chunks(records, ns(10)))
     assert [[g.signal for g in chunk.gaps] for chunk in listed] == [
@@ -205,7 +205,7 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
 
 
 def test_silence_is_one_long_chunk() -> None:
-    records: list[Record] = [header(), disk((0, 0), (5, 1)), disk((100_000, 2))]
+    records: list[Record] = [make_header(), disk((0, 0), (5, 1)), disk((100_000, 2))]
     listed = list(build_chunks(records, ns(10)))
     assert len(listed) == 3
     assert listed[-1].last
@@ -214,7 +214,9 @@ def test_silence_is_one_long_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    "records", [[], [header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]], ids=str
+    "records",
+    [[], [make_header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]],
+    ids=str,
 )
 def test_next_to_nothing_is_not_a_crash(records: list[Record]) -> None:
     listed = list(build_chunks(records))
@@ -223,7 +225,7 @@ def test_next_to_nothing_is_not_a_crash(records: list[Record]) -> None:
 
 
 def written(folder: Path, batches: list[list[Record]]) -> Path:
-    writer = RecordingWriter(folder, header(), lambda: Clock(0, 0, 0))
+    writer = RecordingWriter(folder, make_header(), lambda: Clock(0, 0, 0))
     for batch in batches:
         writer.append(*[_writable(record) for record in batch])
     writer.close()

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from clusterprof.trace.schema import Clock, Columns, Event, Record
-from tests.support.builders import build_chunks, header, ns
+from tests.support.builders import build_chunks, make_header, ns
 
 
 def one_second_each(seconds: int) -> list[Record]:
     """A header, and a counter that rises by one a second."""
-    collected: list[Record] = [header()]
+    collected: list[Record] = [make_header()]
     for i in range(seconds):
         value = np.array([i], np.int64)
         names = ("disk.read_bytes_total",), ("vda",)
@@ -22,13 +22,13 @@ def one_second_each(seconds: int) -> list[Record]:
 
 def test_a_device_that_appears_later_is_in_the_header_from_then_on() -> None:
     device = {"id": "emulated-0", "pid": 100, "emulated": True}
-    records = [*one_second_each(25), Event(ns(12), "device-appeared", device), header()]
+    records = [*one_second_each(25), Event(ns(12), "device-appeared", device), make_header()]
     records.append(Clock(ns(30), 0, 0))
     assert list(build_chunks(records, ns(10)))[-1].header.devices == [device]
 
 
 def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
-    known = replace(header(), devices=[{"id": "a"}, {"id": "b"}])
+    known = replace(make_header(), devices=[{"id": "a"}, {"id": "b"}])
 
     def used(seconds: float, pid: int, device: str) -> Event:
         about = {"pid": pid, "started_ticks": 1, "device": device}
@@ -44,7 +44,7 @@ def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
 
 def test_who_uses_a_device_is_known_from_the_event_on_and_outlives_a_new_header() -> None:
     cores = [{"id": "neuron-0-core-0"}, {"id": "neuron-0-core-1"}]
-    head = replace(header(), devices=cores)
+    head = replace(make_header(), devices=cores)
     owner = {"collector": "gpu_neuron", "device": "neuron-0-core-1", "pid": 100}
     records = [head, *one_second_each(25)[1:], Event(ns(12), "device-owner", owner), head]
     records += [

@@ -7,7 +7,7 @@ import pytest
 
 from clusterprof.probe.layout import FETCH, FIRST_USER_KIND, FORWARD, STEP, WORKER_START
 from clusterprof.trace.schema import SPAN_FIELDS, Spans
-from tests.support.builders import build_chunks, header, ns
+from tests.support.builders import build_chunks, make_header, ns
 
 # The second starts first and ends first; the third ends last; the fifth arrives last.
 UNREAD = ((2, 4), (1, 3), (5, 9), (4, 6), (6, 8))
@@ -18,7 +18,7 @@ def loaded(kind: int, *more: tuple[float, float, int]) -> list[tuple[int, ...]]:
     rows = [*more, *((start, end, kind) for start, end in UNREAD)]
     table = np.array([[ns(s), ns(e), k, 0, 0, 0, 0] for s, e, k in rows], np.int64)
     columns = {name: table[:, i].copy() for i, name in enumerate(SPAN_FIELDS)}
-    (chunk,) = build_chunks([header(), Spans(100, 7, 10, 0, {}, columns)], ns(60))
+    (chunk,) = build_chunks([make_header(), Spans(100, 7, 10, 0, {}, columns)], ns(60))
     span = chunk.processes[100].spans[kind]
     seconds = [(column // ns(1)).tolist() for column in (span.start_ns, span.end_ns)]
     return list(zip(*seconds, span.sequence.tolist()))

@@ -8,10 +8,18 @@ from typing import Any
 from clusterprof.analysis.timeline.load.ranks import find_ranks, get_global_rank
 from clusterprof.analysis.timeline.model import Chunk, Process
 from clusterprof.probe.layout import DATA_WAIT, FETCH, STEP, WORKER_START
-from tests.support.builders import activity, busy_counter, chunk, header, process, spans, thread
+from tests.support.builders import (
+    make_busy_counter,
+    make_chunk,
+    make_header,
+    make_process,
+    make_spans,
+    make_thread,
+    parse_activity,
+)
 
-STEPS = {STEP: spans((0, 1)), DATA_WAIT: spans((0, 0.5))}
-WORKS = {WORKER_START: spans((0, 0)), FETCH: spans((0, 0.4))}
+STEPS = {STEP: make_spans((0, 1)), DATA_WAIT: make_spans((0, 0.5))}
+WORKS = {WORKER_START: make_spans((0, 0)), FETCH: make_spans((0, 0.4))}
 
 
 def named(role: str = "python", device: str = "", **variables: str) -> dict[str, Any]:
@@ -25,29 +33,32 @@ def seen(given: Chunk) -> list[tuple[int | None, int, str, list[int], bool]]:
 
 
 def with_devices(given: Chunk, *devices: dict[str, Any]) -> Chunk:
-    return replace(given, header=replace(header(), devices=list(devices)))
+    return replace(given, header=replace(make_header(), devices=list(devices)))
 
 
 def torchrun() -> list[Process]:
     """An agent, two ranks with two workers each, and a helper that fetches nothing."""
     return [
-        process(10, registration=named("command")),
-        process(101, 10, STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
-        process(100, 10, STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
-        process(201, 100, WORKS, registration=named(RANK="0", LOCAL_RANK="0")),
-        process(202, 100, WORKS),
-        process(211, 101, WORKS),
-        process(212, 999, WORKS),  # its parent died: of no rank
-        process(300, 100),
+        make_process(10, registration=named("command")),
+        make_process(101, 10, STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
+        make_process(100, 10, STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
+        make_process(201, 100, WORKS, registration=named(RANK="0", LOCAL_RANK="0")),
+        make_process(202, 100, WORKS),
+        make_process(211, 101, WORKS),
+        make_process(212, 999, WORKS),  # its parent died: of no rank
+        make_process(300, 100),
     ]
 
 
 def test_the_launcher_is_no_rank_and_helpers_are_no_workers() -> None:
-    assert seen(chunk(2, torchrun())) == [(0, 100, "", [201, 202], True), (1, 101, "", [211], True)]
+    assert seen(make_chunk(2, torchrun())) == [
+        (0, 100, "", [201, 202], True),
+        (1, 101, "", [211], True),
+    ]
 
 
 def test_devices_follow_the_local_rank() -> None:
-    report_with_devices = with_devices(chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
+    report_with_devices = with_devices(make_chunk(2, torchrun()), {"id": "GPU-a"}, {"id": "GPU-b"})
     assert [(r.rank, r.device) for r in find_ranks(report_with_devices)] == [
         (0, "GPU-a"),
         (1, "GPU-b"),
@@ -55,18 +66,18 @@ def test_devices_follow_the_local_rank() -> None:
 
 
 def test_what_a_process_reported_of_its_device_comes_first() -> None:
-    trainer = process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
-    report_with_devices = with_devices(chunk(2, [trainer]), {"id": "GPU-a"}, {"id": "GPU-b"})
+    trainer = make_process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
+    report_with_devices = with_devices(make_chunk(2, [trainer]), {"id": "GPU-a"}, {"id": "GPU-b"})
     assert [r.device for r in find_ranks(report_with_devices)] == ["GPU-b"]
 
 
 def test_an_emulated_device_belongs_to_who_opened_it() -> None:
-    mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
+    mains = [make_process(100, spans=STEPS), make_process(101, spans=STEPS)]
     devices = (
         {"id": "emulated-0", "pid": 101, "emulated": True},
         {"id": "emulated-1", "pid": 100, "emulated": True},
     )
-    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    found_ranks = find_ranks(with_devices(make_chunk(2, mains), *devices))
     assert [(r.pid, r.device, r.emulated) for r in found_ranks] == [
         (100, "emulated-1", True),
         (101, "emulated-0", True),
@@ -76,18 +87,22 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
 def test_a_process_may_call_its_device_by_another_name() -> None:
     devices = {100: "GPU-3166", 101: "GPU-77"}
     mains = [
-        process(pid, spans=STEPS, registration=named(device=name)) for pid, name in devices.items()
+        make_process(pid, spans=STEPS, registration=named(device=name))
+        for pid, name in devices.items()
     ]
     devices = ({"id": "GPU-1f", "uuid": "GPU-3166"}, {"id": "GPU-2e", "uuid": "GPU-3265"})
-    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    found_ranks = find_ranks(with_devices(make_chunk(2, mains), *devices))
     assert [(r.pid, r.device) for r in found_ranks] == [(100, "GPU-1f"), (101, "GPU-77")]
 
 
 def test_a_device_was_seen_to_be_used() -> None:
-    mains = [process(100, spans=STEPS), process(101, spans=STEPS, registration=named(device="no"))]
-    mains.append(process(102, spans=STEPS, registration=named(device="0000:05:00.0")))
+    mains = [
+        make_process(100, spans=STEPS),
+        make_process(101, spans=STEPS, registration=named(device="no")),
+    ]
+    mains.append(make_process(102, spans=STEPS, registration=named(device="0000:05:00.0")))
     devices = ({"id": "0000:05:00.0", "users": [101, 102]}, {"id": "0000:85:00.0", "users": [100]})
-    found_ranks = find_ranks(with_devices(chunk(2, mains), *devices))
+    found_ranks = find_ranks(with_devices(make_chunk(2, mains), *devices))
     assert [(r.pid, r.device) for r in found_ranks] == [
         (100, "0000:85:00.0"),
         (101, "0000:05:00.0"),  # what it said is no device here
@@ -97,52 +112,56 @@ def test_a_device_was_seen_to_be_used() -> None:
 
 def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
     mains = [
-        process(pid, registration=named("command" if pid == 100 else "python"))
+        make_process(pid, registration=named("command" if pid == 100 else "python"))
         for pid in (100, 101, 102)
     ]
     report_with_devices = with_devices(
-        chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]}
+        make_chunk(2, mains), {"id": "a", "users": [101]}, {"id": "b", "users": [102]}
     )
     assert [(r.pid, r.device) for r in find_ranks(report_with_devices)] == [(101, "a"), (102, "b")]
 
 
 def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None:
     mains = [
-        process(100, spans=STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
-        process(101, spans=STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
+        make_process(100, spans=STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
+        make_process(101, spans=STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
     ]
     owners = {0: 100, 1: 100, 2: 101, 3: 101}  # by order of local ranks the second had core 1
     cores = [{"id": f"neuron-0-core-{n}", "pid": pid} for n, pid in owners.items()]
-    found_ranks = find_ranks(with_devices(chunk(2, mains), *cores))
+    found_ranks = find_ranks(with_devices(make_chunk(2, mains), *cores))
     assert [r.device for r in found_ranks] == ["neuron-0-core-0", "neuron-0-core-2"]
 
 
 def test_a_device_that_does_not_tell_when_it_is_busy_is_assigned_to_no_rank() -> None:
     silent = {"id": "HL-1", "uuid": "GPU-1", "tells_busy": False}
-    series = {("gpu.power_watts", "HL-1"): busy_counter([], 2)}
+    series = {("gpu.power_watts", "HL-1"): make_busy_counter([], 2)}
     for printed in ("", "HL-1", "GPU-1"):
-        trainer = process(100, spans=STEPS, registration=named(device=printed, LOCAL_RANK="0"))
-        report_with_devices = with_devices(chunk(2, [trainer], series), silent)
+        trainer = make_process(100, spans=STEPS, registration=named(device=printed, LOCAL_RANK="0"))
+        report_with_devices = with_devices(make_chunk(2, [trainer], series), silent)
         assert [r.device for r in find_ranks(report_with_devices)] == [""]
-    both = with_devices(chunk(2, [process(100, spans=STEPS)], series), silent, {"id": "GPU-a"})
+    both = with_devices(
+        make_chunk(2, [make_process(100, spans=STEPS)], series), silent, {"id": "GPU-a"}
+    )
     assert [r.device for r in find_ranks(both)] == ["GPU-a"]
 
 
 def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
-    series = {("gpu.busy_ns_total", "GPU-a"): busy_counter([], 2)}
-    assert seen(chunk(2, [process(100, spans=STEPS)], series)) == [(None, 100, "GPU-a", [], True)]
+    series = {("gpu.busy_ns_total", "GPU-a"): make_busy_counter([], 2)}
+    assert seen(make_chunk(2, [make_process(100, spans=STEPS)], series)) == [
+        (None, 100, "GPU-a", [], True)
+    ]
 
 
 def test_more_processes_than_devices_and_no_local_rank_is_not_guessed() -> None:
-    mains = [process(100, spans=STEPS), process(101, spans=STEPS)]
-    report_with_devices = with_devices(chunk(2, mains), {"id": "GPU-a"})
+    mains = [make_process(100, spans=STEPS), make_process(101, spans=STEPS)]
+    report_with_devices = with_devices(make_chunk(2, mains), {"id": "GPU-a"})
     assert [r.device for r in find_ranks(report_with_devices)] == ["", ""]
 
 
 def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
     bare = [replace(p, spans={}) for p in torchrun()]
     # the worker 201 inherited RANK=0 from its parent and is not a rank of its own
-    assert seen(chunk(2, bare)) == [
+    assert seen(make_chunk(2, bare)) == [
         (0, 100, "", [201, 202, 300], False),
         (1, 101, "", [211], False),
     ]
@@ -150,19 +169,19 @@ def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
 
 def test_without_spans_and_ranks_the_busiest_of_the_command_and_its_children_trains() -> None:
     def busy(pid: int, parent: int, text: str, **more: Any) -> Process:
-        return process(pid, parent, thread=thread(activity(text), 5), **more)
+        return make_process(pid, parent, thread=make_thread(parse_activity(text), 5), **more)
 
     shell = busy(10, 1, "I5", registration=named("command"))
     family = [shell, busy(100, 10, "U4 I1"), busy(201, 100, "U1 D4"), busy(900, 1, "U5")]
-    assert seen(chunk(5, family)) == [(None, 100, "", [201], False)]
+    assert seen(make_chunk(5, family)) == [(None, 100, "", [201], False)]
 
 
 def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
-    launcher = process(10, 1, registration=named("command"))
-    trainers = [process(11, 10), process(12, 10)]
-    loader = process(13, 12, thread=thread(activity("U2"), 2))
+    launcher = make_process(10, 1, registration=named("command"))
+    trainers = [make_process(11, 10), make_process(12, 10)]
+    loader = make_process(13, 12, thread=make_thread(parse_activity("U2"), 2))
     devices = [{"id": "emulated-0", "pid": 11}, {"id": "emulated-1", "pid": 12}]
-    given = with_devices(chunk(2, [launcher, *trainers, loader]), *devices)
+    given = with_devices(make_chunk(2, [launcher, *trainers, loader]), *devices)
     # the loader used more CPU than anybody, and owns nothing
     assert seen(given) == [
         (None, 11, "emulated-0", [], False),
@@ -171,8 +190,8 @@ def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
 
 
 def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
-    marks = {FETCH: spans((0, 0.4)), 64: spans((0, 0.1))}
-    timeline = chunk(2, [process(100, spans=STEPS), process(201, 100, marks)])
+    marks = {FETCH: make_spans((0, 0.4)), 64: make_spans((0, 0.1))}
+    timeline = make_chunk(2, [make_process(100, spans=STEPS), make_process(201, 100, marks)])
     assert seen(timeline) == [(None, 100, "", [201], True)]
 
 
@@ -185,4 +204,4 @@ def test_a_rank_is_the_first_of_its_variables() -> None:
 
 
 def test_an_empty_chunk_has_no_ranks() -> None:
-    assert find_ranks(chunk(1)) == ()
+    assert find_ranks(make_chunk(1)) == ()

@@ -12,8 +12,8 @@ from clusterprof_lab.real.accept.faults import (
     Expected,
     Scenario,
 )
-from clusterprof_lab.real.accept.judge import judged, lines_of, summary
-from clusterprof_lab.real.accept.truth import NOBODY, shares, truth
+from clusterprof_lab.real.accept.judge import format_rows, format_summary, judge_findings
+from clusterprof_lab.real.accept.truth import NOBODY, compute_shares, compute_truth
 
 MS = 1_000_000
 TIMES = ("asked_ns", "got_ns", "received_ns", "passed_ns", "arrived_ns", "left_ns")
@@ -62,7 +62,7 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
         [(0, 4, 4, 4), (4, 4, 4, 4)],
         [(-5, 40, 70, 0, 10)],
     )
-    result = truth([zero, item])
+    result = compute_truth([zero, item])
     own = {
         ("storage-local", 1): 40,
         ("cpu-preprocess", 1): 20,
@@ -76,7 +76,7 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
     assert [row["waited_for_others_ns"] / MS for row in result["ranks"]] == [80, 5]
     assert [row["kept_others_waiting_ns"] / MS for row in result["ranks"]] == [5, 80]
     assert [row["last_times"] for row in result["ranks"]] == [1, 1]
-    assert shares(result)["storage-local"] == {1: 80 / 620}
+    assert compute_shares(result)["storage-local"] == {1: 80 / 620}
 
 
 def test_a_chain_is_charged_to_where_it_began() -> None:
@@ -89,7 +89,7 @@ def test_a_chain_is_charged_to_where_it_began() -> None:
     zero = printed(0, [(0, 60, 60, 70, 170, 200)], [(0, 0, 0, 0)], [(0, 0, 60, 0, 0)], chain=True)
     item = printed(1, [(0, 0, 70, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
     two = printed(2, [(0, 0, 80, 80, 180, 200)], [(0, 0, 0, 0)], [], chain=True)
-    by_key = {(c, who, r): ns / MS for c, who, r, ns in truth([zero, item, two])["lost"]}
+    by_key = {(c, who, r): ns / MS for c, who, r, ns in compute_truth([zero, item, two])["lost"]}
     assert by_key == {
         ("cpu-preprocess", 0, 0): 60,  # its own
         ("cpu-preprocess", 0, 1): 60,  # until rank 0 began to send
@@ -118,9 +118,9 @@ TRUE_DISK = stopwatches(("storage-local", 2, 0.15), ("storage-local", 3, 0.05))
 
 def test_what_is_found_first_with_the_culprit_and_its_share_is_right() -> None:
     collected = [finding("storage-local", 0.22, ("node1", 3), ("node1", 2))]
-    run = judged(DISK, collected, TRUE_DISK)
+    run = judge_findings(DISK, collected, TRUE_DISK)
     assert run.right and run.guilty == {2, 3}
-    assert lines_of(2, run) == [
+    assert format_rows(2, run) == [
         "  2  disk           storage-local      node1 rank 3    22.0%   20.0%   +2.0  ok"
     ]
 
@@ -130,11 +130,11 @@ def test_a_wrong_share_a_wrong_order_and_a_wrong_rank_are_reported() -> None:
         finding("cpu-contention", 0.25, ("node1", 2)),
         finding("storage-local", 0.16, ("node0", 1)),
     ]
-    run = judged(DISK, collected, TRUE_DISK)
+    run = judge_findings(DISK, collected, TRUE_DISK)
     assert run.lines[0].wrong == ("first is cpu-contention 25.0%", "not the culprit", "share")
     # Rank 2 has caused something, though not this; rank 1 has caused nothing.
     assert run.inversions == ("storage-local: node0 rank 1",)
-    assert judged(DISK, [], TRUE_DISK).lines[0].wrong == ("not found", "share")
+    assert judge_findings(DISK, [], TRUE_DISK).lines[0].wrong == ("not found", "share")
 
 
 def test_two_faults_must_both_be_found() -> None:
@@ -142,11 +142,11 @@ def test_two_faults_must_both_be_found() -> None:
     true = stopwatches(("storage-local", 2, 0.2), ("net-transfer", NOBODY, 0.1))
     storage = finding("storage-local", 0.2, ("node1", 2))
     collected = [storage, finding("net-transfer", 0.06), finding("net-link", 0.03)]
-    assert judged(
+    assert judge_findings(
         both, collected, true
     ).right  # what several causes of the network say counts together
-    assert judged(both, collected[:2], true).lines[1].wrong == ("share",)
-    assert judged(both, [storage], true).lines[1].wrong == ("not found", "share")
+    assert judge_findings(both, collected[:2], true).lines[1].wrong == ("share",)
+    assert judge_findings(both, [storage], true).lines[1].wrong == ("not found", "share")
 
 
 def test_both_names_of_slower_work_are_one_amount() -> None:
@@ -159,34 +159,36 @@ def test_both_names_of_slower_work_are_one_amount() -> None:
         finding("sync-imbalance", 0.15, ("node1", 3)),
         finding("sync-slow-compute", 0.1, ("node1", 3)),
     ]
-    run = judged(slow, collected, stopwatches(("work", 3, 0.24)))
+    run = judge_findings(slow, collected, stopwatches(("work", 3, 0.24)))
     assert run.right and (run.lines[0].share_ratio, run.lines[0].truth_ratio) == (0.25, 0.24)
 
 
 def test_a_clean_run_has_no_finding_of_three_percent() -> None:
     clean = Scenario("clean", "")
     small = [finding("net-transfer", 0.029)]
-    assert judged(clean, small, stopwatches(("net-transfer", NOBODY, 0.029))).right
+    assert judge_findings(clean, small, stopwatches(("net-transfer", NOBODY, 0.029))).right
     large = [finding("cpu-contention", 0.031, ("node0", 0))]
-    assert judged(clean, large, stopwatches()).lines[0].wrong == ("3% or more",)
-    disturbed = judged(clean, large, stopwatches(("cpu-contention", 0, 0.04)))
+    assert judge_findings(clean, large, stopwatches()).lines[0].wrong == ("3% or more",)
+    disturbed = judge_findings(clean, large, stopwatches(("cpu-contention", 0, 0.04)))
     assert disturbed.lines[0].wrong == (
         "3% or more; so say the stopwatches: the machine was not clean",
     )
     assert not disturbed.inversions
-    assert judged(clean, large, stopwatches()).inversions == ("cpu-contention: node0 rank 0",)
+    assert judge_findings(clean, large, stopwatches()).inversions == (
+        "cpu-contention: node0 rank 0",
+    )
 
 
 def test_the_summary_counts_who_was_blamed_by_whom() -> None:
     from dataclasses import replace
 
-    right = judged(DISK, [finding("storage-local", 0.2, ("node1", 2))], TRUE_DISK)
-    wrong = judged(DISK, [finding("storage-local", 0.2, ("node0", 0))], TRUE_DISK)
-    clean = judged(Scenario("clean", ""), [], stopwatches())
+    right = judge_findings(DISK, [finding("storage-local", 0.2, ("node1", 2))], TRUE_DISK)
+    wrong = judge_findings(DISK, [finding("storage-local", 0.2, ("node0", 0))], TRUE_DISK)
+    clean = judge_findings(Scenario("clean", ""), [], stopwatches())
     runs = [
         replace(run, rules={"a rule": rank}) for run, rank in ((right, 2), (wrong, 3), (clean, 1))
     ]
-    assert summary(runs) == [
+    assert format_summary(runs) == [
         "2 of 3 runs right, 1 with a victim blamed",
         "who is to blame                  right    blamed though nobody was",
         "clusterprof                    1 of  2                     0 of  1",

@@ -16,32 +16,41 @@ import pytest
 
 from clusterprof_lab.real.faults import cgroups, disks
 from clusterprof_lab.real.faults.base import Options
-from clusterprof_lab.real.faults.processes import until_stdin_ends
-from clusterprof_lab.real.faults.reader import source
+from clusterprof_lab.real.faults.processes import run_until_stdin_ends
+from clusterprof_lab.real.faults.reader import open_source
 from clusterprof_lab.real.faults.registry import FAULTS
-from tests.support.fault_places import NODE, SLOWED_NS, STEP_NS, here, injected, place, read, value
+from tests.support.fault_places import (
+    NODE,
+    SLOWED_NS,
+    STEP_NS,
+    find_option,
+    list_injected,
+    make_place,
+    read_lines,
+    require_fault,
+)
 
 
 def throttles(way: str) -> list[str]:
-    return read(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
+    return read_lines(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
 
 
 def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
-    with FAULTS[here("disk-cap")].apply(place(tmp_path, NODE)) as options:
-        device = os.stat(value(options, "--data")).st_dev
+    with FAULTS[require_fault("disk-cap")].apply(make_place(tmp_path, NODE)) as options:
+        device = os.stat(find_option(options, "--data")).st_dev
         # 8 items of 327,680 bytes for each of two ranks in 0.428571429 s
         rule = f"{os.major(device)}:{os.minor(device)} {2 * 8 * 327_680 * 10**9 // SLOWED_NS}"
         assert rule in throttles("read")
-        assert source(value(options, "--data"), 327_680)(random.Random(0)) == 327_680
+        assert open_source(find_option(options, "--data"), 327_680)(random.Random(0)) == 327_680
     assert rule not in throttles("read")
-    assert [line["cause"] for line in injected(options)] == ["storage-local"]
+    assert [line["cause"] for line in list_injected(options)] == ["storage-local"]
 
 
 def test_of_a_wandering_disk_only_its_turns_are_slow(tmp_path: Path) -> None:
-    wandering = place(tmp_path, NODE, period_s=0.2, turns=2)
-    with FAULTS[here("disk-cap")].apply(wandering) as options:
+    wandering = make_place(tmp_path, NODE, period_s=0.2, turns=2)
+    with FAULTS[require_fault("disk-cap")].apply(wandering) as options:
         time.sleep(0.7)
-    slow = injected(options)
+    slow = list_injected(options)
     assert slow
     assert all(line["start_ns"] // 200_000_000 % 2 == 0 for line in slow)
 
@@ -57,12 +66,12 @@ def test_of_a_wandering_disk_only_its_turns_are_slow(tmp_path: Path) -> None:
 def test_a_slow_server_logs_what_it_held_back(
     name: str, file: str, causes: set[str], tmp_path: Path
 ) -> None:
-    with FAULTS[here(name)].apply(place(tmp_path, NODE, reads=8)) as options:
-        data, size = value(options, "--data"), int(value(options, "--read-bytes"))
+    with FAULTS[require_fault(name)].apply(make_place(tmp_path, NODE, reads=8)) as options:
+        data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         began_ns = time.monotonic_ns()
-        assert source(data, size)(random.Random(1)) == size
+        assert open_source(data, size)(random.Random(1)) == size
         took_ns = time.monotonic_ns() - began_ns
-    lines = injected(options)
+    lines = list_injected(options)
     assert {line["cause"] for line in lines} == causes
     held_ns = sum(line["end_ns"] - line["start_ns"] for line in lines)
     # An eighth of an eighth of a slowed step, less what such a read takes by itself.
@@ -71,47 +80,49 @@ def test_a_slow_server_logs_what_it_held_back(
 
 
 def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
-    with FAULTS[here("fuse-small-files")].apply(place(tmp_path, NODE, clean=True)) as options:
-        assert source(value(options, "--data"), 0)(random.Random(1)) == 16_384
-    assert injected(options) == []
+    with FAULTS[require_fault("fuse-small-files")].apply(
+        make_place(tmp_path, NODE, clean=True)
+    ) as options:
+        assert open_source(find_option(options, "--data"), 0)(random.Random(1)) == 16_384
+    assert list_injected(options) == []
 
 
 def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
-    with FAULTS[here("fuse-slots")].apply(place(tmp_path, NODE)) as options:
-        data, size = value(options, "--data"), int(value(options, "--read-bytes"))
+    with FAULTS[require_fault("fuse-slots")].apply(make_place(tmp_path, NODE)) as options:
+        data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         readers = [
-            threading.Thread(target=lambda i=i: source(data, size)(random.Random(i)))
+            threading.Thread(target=lambda i=i: open_source(data, size)(random.Random(i)))
             for i in range(4)
         ]
         for reader in readers:
             reader.start()
         for reader in readers:
             reader.join()
-    lines = injected(options)
+    lines = list_injected(options)
     assert sum(line["cause"] == "storage-remote" for line in lines) == 4
     assert sum(line["cause"] == "storage-client-queue" for line in lines) == 2  # of two slots
 
 
 def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> None:
-    with FAULTS[here("fuse-fsync")].apply(place(tmp_path, NODE)) as options:
-        path = Path(value(options, "--log"))
+    with FAULTS[require_fault("fuse-fsync")].apply(make_place(tmp_path, NODE)) as options:
+        path = Path(find_option(options, "--log"))
         with path.with_suffix(".tmp").open("wb") as file:
             file.write(b"x" * 5000)
             file.flush()
             os.fsync(file.fileno())
         path.with_suffix(".tmp").rename(path)
         assert path.stat().st_size == 5000
-    (line,) = injected(options)
+    (line,) = list_injected(options)
     assert line["operation"] == "fsync"
     assert line["end_ns"] - line["start_ns"] > 0.9 * (SLOWED_NS - STEP_NS) / 1.1
 
 
 def test_an_object_store_is_a_host_of_its_own(tmp_path: Path) -> None:
-    with FAULTS["object-store"].apply(place(tmp_path, NODE)) as options:
-        address, size = value(options, "--data"), int(value(options, "--read-bytes"))
+    with FAULTS["object-store"].apply(make_place(tmp_path, NODE)) as options:
+        address, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         assert address.startswith("http://127.0.0.1:" if os.geteuid() else "http://10.78.")
-        assert source(address, size)(random.Random(0)) == size
-    (line,) = injected(options)
+        assert open_source(address, size)(random.Random(0)) == size
+    (line,) = list_injected(options)
     assert line["cause"] == "storage-object"
     # 34 % of a slowed step, less 16 times 2.5 ms, over 16 requests and jitter: the least delay.
     assert line["end_ns"] - line["start_ns"] > (SLOWED_NS - 16 * 2_500_000) * 0.34 / 16 / 1.1
@@ -123,24 +134,24 @@ def group_value(options: Options, file: str) -> int:
 
 
 def first_version(controller: str) -> None:
-    result = cgroups.controller(controller)
+    result = cgroups.find_controller(controller)
     if isinstance(result, str) or result.version != 1:
         pytest.skip("looks at files of version 1")
 
 
 def test_a_quota_is_the_need_over_a_slowed_step(tmp_path: Path) -> None:
     first_version("cpu")
-    with FAULTS[here("cpu-quota")].apply(place(tmp_path, NODE)) as options:
+    with FAULTS[require_fault("cpu-quota")].apply(make_place(tmp_path, NODE)) as options:
         # 0.7 * 300 ms over two ranks on one CPU; two times (105 + 10) ms in 428.57 ms
         assert options.script == ["--decode-ms=105.00"]
         assert group_value(options, "cpu.cfs_quota_us") == 53_667
         assert group_value(options, "cpu.cfs_period_us") == 100_000
-    assert [line["cause"] for line in injected(options)] == ["cpu-throttled"]
+    assert [line["cause"] for line in list_injected(options)] == ["cpu-throttled"]
 
 
 def test_hogs_come_first_and_leave_the_job_what_is_aimed(tmp_path: Path) -> None:
     before = set(children())  # other tests' (multiprocessing keeps one) are no hogs
-    with FAULTS[here("cpu-hogs")].apply(place(tmp_path, NODE)) as options:
+    with FAULTS[require_fault("cpu-hogs")].apply(make_place(tmp_path, NODE)) as options:
         assert options.script == ["--decode-ms=105.00"]
         (hog,) = set(children()) - before
         # 0.7 * 0.7 of the CPU is left to the ranks, of every 20 ms
@@ -152,7 +163,7 @@ def test_hogs_come_first_and_leave_the_job_what_is_aimed(tmp_path: Path) -> None
         assert os.sched_getscheduler(number) == os.SCHED_FIFO
         assert os.sched_getaffinity(number) == {0}
     assert not hog.exists()
-    assert [line["cause"] for line in injected(options)] == ["cpu-contention"]
+    assert [line["cause"] for line in list_injected(options)] == ["cpu-contention"]
 
 
 def children() -> list[Path]:
@@ -167,8 +178,8 @@ def children() -> list[Path]:
 
 
 def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
-    with FAULTS["free-neighbour"].apply(place(tmp_path, NODE)):
-        children = read(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
+    with FAULTS["free-neighbour"].apply(make_place(tmp_path, NODE)):
+        children = read_lines(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
         end = time.monotonic() + 60
         while time.monotonic() < end and not any(
             os.sched_getscheduler(int(child)) == os.SCHED_IDLE for child in children
@@ -181,11 +192,11 @@ def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
 def test_links_are_as_bad_as_the_ring_needs(tmp_path: Path) -> None:
     made = {}
     for name in ("link-rate", "link-latency", "link-loss"):
-        with FAULTS[name].apply(place(tmp_path, NODE)) as options:
+        with FAULTS[name].apply(make_place(tmp_path, NODE)) as options:
             made[name] = options.link
-        (line,) = injected(options)
+        (line,) = list_injected(options)
         assert line["cause"] in {"net-congestion", "net-path", "net-link"}
-        with FAULTS[name].apply(place(tmp_path, NODE, clean=True)) as options:
+        with FAULTS[name].apply(make_place(tmp_path, NODE, clean=True)) as options:
             assert options.link == {}
     # 1.5 * 4 MiB, 82 % of it exposed, in 128.57 ms
     assert made["link-rate"] == {"rate_bits_per_second": 321_004_065}
@@ -197,7 +208,7 @@ def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
     for name in sorted(name for name in FAULTS if name.startswith("link-")):
         with (
             pytest.raises(ValueError, match="only a node has a link"),
-            FAULTS[name].apply(place(tmp_path)),
+            FAULTS[name].apply(make_place(tmp_path)),
         ):
             pass
 
@@ -205,7 +216,7 @@ def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
 def test_two_faults_of_one_node_add_up() -> None:
     options = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
     other = Options(["--b=2"], None, {"B": "2"}, None, {"delay_s": 0.1})
-    both = options.and_also(other)
+    both = options.combine(other)
     assert both.script == ["--a=1", "--b=2"]
     assert (both.cgroup, both.log) == (Path("/group"), Path("/log"))
     assert both.environment == {"A": "1", "B": "2"}
@@ -214,4 +225,6 @@ def test_two_faults_of_one_node_add_up() -> None:
 
 def test_a_helper_that_does_not_start_says_why() -> None:
     with ExitStack() as stack, pytest.raises(RuntimeError, match="no such thing"):
-        stack.enter_context(until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n"))
+        stack.enter_context(
+            run_until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n")
+        )

@@ -19,7 +19,7 @@ import pytest
 import clusterprof_lab.real.faults
 from clusterprof_lab.real.faults import cgroups, disks, remote_files
 from clusterprof_lab.real.faults.registry import FAULTS
-from tests.support.fault_places import NODE, here, place, read
+from tests.support.fault_places import NODE, make_place, read_lines, require_fault
 
 ANYBODY = {"free-neighbour", "object-store"}
 LINKS = {name for name in FAULTS if name.startswith("link-")}
@@ -39,15 +39,15 @@ def images_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def traces(folder: Path) -> Mapping[str, Any]:
     """What a fault might leave behind."""
     return {
-        "mounts": [line for line in read("/proc/self/mounts") if str(folder) in line],
-        "swaps": [line for line in read("/proc/swaps") if "loop" in line],
+        "mounts": [line for line in read_lines("/proc/self/mounts") if str(folder) in line],
+        "swaps": [line for line in read_lines("/proc/swaps") if "loop" in line],
         "loops": [
             str(file)
             for file in Path("/sys/block").glob("loop*/loop/backing_file")
             if str(folder) in file.read_text()
         ],
-        "groups": cgroups.left_over(),
-        "children": read(f"/proc/self/task/{threading.get_native_id()}/children"),
+        "groups": cgroups.list_remaining_groups(),
+        "children": read_lines(f"/proc/self/task/{threading.get_native_id()}/children"),
         "threads": threading.active_count(),
         "files": [file.name for file in folder.iterdir() if file.suffix != ".jsonl"],
     }
@@ -87,12 +87,12 @@ CASES += [(name, True) for name in ("disk-neighbour", "fuse-slots", "cpu-quota",
 @pytest.mark.parametrize(("name", "clean"), CASES)
 def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_path: Path) -> None:
     if name.startswith("fuse"):
-        here(name)
-        remote_files.built()  # is kept as long as this process lives
+        require_fault(name)
+        remote_files.build_server()  # is kept as long as this process lives
     before = traces(tmp_path)
     with (
         pytest.raises(BoomError),
-        FAULTS[here(name)].apply(place(tmp_path, NODE, clean)) as options,
+        FAULTS[require_fault(name)].apply(make_place(tmp_path, NODE, clean)) as options,
     ):
         assert options.log is not None and options.log.exists()
         if options.cgroup is not None:
@@ -106,7 +106,8 @@ def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_pa
 
 def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
     faults = [
-        here(name) for name in ("disk-cap", "fuse-latency", "cpu-hogs", "cpu-quota", "memory-short")
+        require_fault(name)
+        for name in ("disk-cap", "fuse-latency", "cpu-hogs", "cpu-quota", "memory-short")
     ]
     script = f"""
 import numpy, sys

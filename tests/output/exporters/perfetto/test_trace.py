@@ -25,13 +25,13 @@ from clusterprof.output.exporters.perfetto.spans import Lanes
 from clusterprof.output.exporters.perfetto.trace import NO_HISTORY_REMARK, Perfetto
 from clusterprof.signals import BY_NAME
 from tests.support import perfetto_packets as wire
-from tests.support.small_run import S, at, report, run, write
+from tests.support.small_run import S, make_report, make_run, make_time_ns, write_recordings
 
 A, B = "rank 0 · node-a", "rank 1 · node-b"
 
 
 def exported(folder: Path, path: Path | None = None, **changes: object) -> bytes:
-    result = run(write(folder / "run"), replace(report(), **changes))  # type: ignore[arg-type]
+    result = make_run(write_recordings(folder / "run"), replace(make_report(), **changes))  # type: ignore[arg-type]
     stdout = io.BytesIO()
     Perfetto().export(result, Output(path, stdout))
     return stdout.getvalue()
@@ -39,7 +39,7 @@ def exported(folder: Path, path: Path | None = None, **changes: object) -> bytes
 
 @pytest.fixture
 def trace(tmp_path: Path) -> wire.Trace:
-    return wire.read(exported(tmp_path))
+    return wire.read_trace(exported(tmp_path))
 
 
 def test_spans_are_slices_on_the_clock_of_all_nodes_nested_or_on_a_lane_of_their_own(
@@ -51,29 +51,29 @@ def test_spans_are_slices_on_the_clock_of_all_nodes_nested_or_on_a_lane_of_their
             (
                 f"{A} | main thread",
                 "data_wait",
-                at(1),
-                at(1.4),
+                make_time_ns(1),
+                make_time_ns(1.4),
                 {"batch": 3, "worker_pid": 201, "workers": 1},
             ),
-            (f"{A} | main thread", "forward", at(1.4), at(1.6), {}),
-            (f"{A} | main thread (2)", "tokenise", at(1.5), at(1.8), {}),
-            (f"{A} | steps", "step 0", at(1), at(2), {"step": 0, "samples": 8}),
+            (f"{A} | main thread", "forward", make_time_ns(1.4), make_time_ns(1.6), {}),
+            (f"{A} | main thread (2)", "tokenise", make_time_ns(1.5), make_time_ns(1.8), {}),
+            (f"{A} | steps", "step 0", make_time_ns(1), make_time_ns(2), {"step": 0, "samples": 8}),
             (
                 f"{A} | worker 0",
                 "fetch",
-                at(1),
-                at(1.3),
+                make_time_ns(1),
+                make_time_ns(1.3),
                 {"items": 8, "user_cpu_ns": 5, "system_cpu_ns": 6, "read_bytes": 4096},
             ),
             (
                 f"{A} | not measured",
                 "gpu.busy_ns_total",
-                at(1.1),
-                at(1.3),
+                make_time_ns(1.1),
+                make_time_ns(1.3),
                 {"device": "GPU-a", "why": "failed: timed out"},
             ),
-            (f"{B} | main thread", "checkpoint", at(1), at(2), {"bytes": 4096}),
-            (f"{B} | steps", "step 0", at(1), at(2.1), {"step": 0}),
+            (f"{B} | main thread", "checkpoint", make_time_ns(1), make_time_ns(2), {"bytes": 4096}),
+            (f"{B} | steps", "step 0", make_time_ns(1), make_time_ns(2.1), {"step": 0}),
         ]
     )
     assert trace.threads == {
@@ -85,11 +85,11 @@ def test_spans_are_slices_on_the_clock_of_all_nodes_nested_or_on_a_lane_of_their
 
 def test_counters_show_growth_over_time_and_a_hole_is_no_value(trace: wire.Trace) -> None:
     assert trace.values == [
-        (f"{A} | GPU busy · GPU-a", at(1), 50.0),
-        (f"{A} | GPU power · GPU-a", at(1), 300.0),
-        ("host node-a | disk read · sdb", at(1), 10_000.0),
-        (f"{A} | GPU power · GPU-a", at(1.2), 400.0),
-        (f"{A} | GPU power · GPU-a", at(1.3), 90.0),
+        (f"{A} | GPU busy · GPU-a", make_time_ns(1), 50.0),
+        (f"{A} | GPU power · GPU-a", make_time_ns(1), 300.0),
+        ("host node-a | disk read · sdb", make_time_ns(1), 10_000.0),
+        (f"{A} | GPU power · GPU-a", make_time_ns(1.2), 400.0),
+        (f"{A} | GPU power · GPU-a", make_time_ns(1.3), 90.0),
     ]  # and nothing of sda, which was never anything but 0
     assert trace.units == {
         f"{A} | GPU busy · GPU-a": "%",
@@ -101,11 +101,11 @@ def test_counters_show_growth_over_time_and_a_hole_is_no_value(trace: wire.Trace
 def test_what_happened_and_what_was_not_seen_are_instants_of_the_host(trace: wire.Trace) -> None:
     of_host = [event for event in trace.instants if event[0].startswith("host")]
     assert of_host == [
-        ("host node-a | events", "gpu-xid", at(1.05), {"xid": "79", "device": "GPU-a"}),
+        ("host node-a | events", "gpu-xid", make_time_ns(1.05), {"xid": "79", "device": "GPU-a"}),
         (
             "host node-a | not seen",
             "gpu_nvidia gpu.busy_ns_total GPU-a",
-            at(1.15),
+            make_time_ns(1.15),
             {"why": "failed: timed out"},
         ),
     ]
@@ -114,9 +114,9 @@ def test_what_happened_and_what_was_not_seen_are_instants_of_the_host(trace: wir
 def test_lost_time_stands_block_behind_block_in_its_stretch(trace: wire.Trace) -> None:
     lost = [s[1:4] for s in trace.slices if s[0] == f"{A} | lost time"]
     assert lost == [
-        ("storage-local", at(1), at(1.2)),
-        ("storage-local", at(1.5), at(1.6)),
-        ("unattributed", at(1.6), at(1.65)),
+        ("storage-local", make_time_ns(1), make_time_ns(1.2)),
+        ("storage-local", make_time_ns(1.5), make_time_ns(1.6)),
+        ("unattributed", make_time_ns(1.6), make_time_ns(1.65)),
     ]
 
 
@@ -130,22 +130,22 @@ def test_an_arrow_goes_from_the_victim_to_the_culprit(trace: wire.Trace) -> None
     assert (
         f"{B} | late for others",
         "late: storage-local",
-        at(1.2),
-        at(1.7),
+        make_time_ns(1.2),
+        make_time_ns(1.7),
         {"ranks_that_waited": 1},
     ) in trace.slices
     assert (
         f"{A} | waits for ranks",
         "waits for rank 1: storage-local",
-        at(1.2),
-        at(1.7),
+        make_time_ns(1.2),
+        make_time_ns(1.7),
         {"step": 0, "culprit_node": "node-b"},
     ) in trace.slices
     assert (
         f"{B} | waits for ranks",
         "waits for an unknown rank",
-        at(1.9),
-        at(1.95),
+        make_time_ns(1.9),
+        make_time_ns(1.95),
         {},
     ) in trace.slices
 
@@ -156,39 +156,43 @@ def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_reported(
     assert len(set(trace.processes.values())) == len(trace.processes) == 3
     assert all(0 < pid < 1 << 31 for pid in trace.processes.values())
     assert len(trace.sequences) == 2
-    assert {1: at(1), 64: S} in trace.clocks
-    assert {1: at(1), 64: 6 * S} in trace.clocks
-    assert {1: at(2), 64: 2 * S} in trace.clocks
+    assert {1: make_time_ns(1), 64: S} in trace.clocks
+    assert {1: make_time_ns(1), 64: 6 * S} in trace.clocks
+    assert {1: make_time_ns(2), 64: 2 * S} in trace.clocks
 
 
 def test_files_of_nodes_put_one_behind_the_other_are_the_same_trace(
     tmp_path: Path, trace: wire.Trace
 ) -> None:
-    result = run(tmp_path / "run", report())
+    result = make_run(tmp_path / "run", make_report())
     Perfetto().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     files = sorted((tmp_path / "out").iterdir())
     assert [file.name for file in files] == [
         "node-a-0badcafe-1.pftrace",
         "node-b-0badcafe-1.pftrace",
     ]
-    turned = wire.read(files[1].read_bytes() + files[0].read_bytes())
+    turned = wire.read_trace(files[1].read_bytes() + files[0].read_bytes())
     assert turned.arrows == trace.arrows
     assert sorted(map(str, turned.slices)) == sorted(map(str, trace.slices))
     assert turned.processes == trace.processes
 
 
 def test_without_a_history_it_says_what_the_trace_lacks(tmp_path: Path) -> None:
-    result = run(write(tmp_path / "run"), replace(report(), history=None))
+    result = make_run(write_recordings(tmp_path / "run"), replace(make_report(), history=None))
     printed = Perfetto().export(result, Output(None, io.BytesIO()))
     assert printed == (NO_HISTORY_REMARK,)
 
 
 def test_no_name_controls_a_viewer(tmp_path: Path) -> None:
     names = {"a": "gpu\x1b[2J\u202ea", "b": "b\n\x9b31m"}
-    result = run(write(tmp_path / "run", names, "x\x07\u200b"), report(names, "c\x1b]0;"), names)
+    result = make_run(
+        write_recordings(tmp_path / "run", names, "x\x07\u200b"),
+        make_report(names, "c\x1b]0;"),
+        names,
+    )
     stdout = io.BytesIO()
     Perfetto().export(result, Output(None, stdout))
-    shown = wire.read(stdout.getvalue())
+    shown = wire.read_trace(stdout.getvalue())
     texts = [s[0] + s[1] + str(s[4]) for s in shown.slices] + [i[0] + i[1] for i in shown.instants]
     assert any("\\x1b[2J\\u202ea" in text for text in texts)
     assert any("x\\x07\\u200b" in text for text in texts)
@@ -221,7 +225,7 @@ def test_varints_are_those_of_the_protocol() -> None:
     assert encode_varint(-1) == b"\xff" * 9 + b"\x01"
     assert encode_number(1, 150) == b"\x08\x96\x01"
     assert encode_text(2, "testing") == b"\x12\x07testing"
-    for values in ([0, 5, 1 << 56], [1 << 56, (1 << 63) - 1, at(3)]):
+    for values in ([0, 5, 1 << 56], [1 << 56, (1 << 63) - 1, make_time_ns(3)]):
         assert encode_varints(np.array(values)) == [encode_varint(value) for value in values]
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from clusterprof.output.exporters.base import Output
 from clusterprof.output.exporters.perfetto.trace import Perfetto
-from tests.support.small_run import MS, at, report, run, write
+from tests.support.small_run import MS, make_report, make_run, make_time_ns, write_recordings
 
 pytestmark = pytest.mark.long
 
@@ -54,7 +54,7 @@ def ask(trace: Path, query: str) -> list[tuple[str, ...]]:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "run.pftrace"
-    result = run(write(tmp_path / "run"), report())
+    result = make_run(write_recordings(tmp_path / "run"), make_report())
     Perfetto().export(result, Output(path, io.BytesIO()))
     return path
 
@@ -71,7 +71,7 @@ def test_slices_are_on_their_tracks_at_their_times(trace: Path) -> None:
         where process like 'rank%' and s.dur > 0
     """
     assert Counter(ask(trace, query)) == Counter(
-        (process, line, name, str(at(start)), str(round((end - start) * 1000) * MS))
+        (process, line, name, str(make_time_ns(start)), str(round((end - start) * 1000) * MS))
         for process, line, name, start, end in [
             (A, "main thread", "data_wait", 1, 1.4),
             (A, "main thread", "forward", 1.4, 1.6),
@@ -102,7 +102,7 @@ def test_the_arrow_goes_from_the_victim_to_the_culprit(trace: Path) -> None:
         join lines a on a.track = s.track_id join lines b on b.track = e.track_id
     """
     assert ask(trace, query) == [
-        (A, "waits for rank 1: storage-local", B, "arrives last", str(at(1.7)))
+        (A, "waits for rank 1: storage-local", B, "arrives last", str(make_time_ns(1.7)))
     ]
 
 
@@ -114,11 +114,11 @@ def test_counters_have_their_values_and_units(trace: Path) -> None:
         join counter_track ct on ct.id = c.track_id order by c.ts, line
     """
     assert ask(trace, query) == [
-        (A, "GPU busy · GPU-a", "%", str(at(1)), "50"),
-        (A, "GPU power · GPU-a", "W", str(at(1)), "300"),
-        ("host node-a", "disk read · sdb", "B/s", str(at(1)), "10000"),
-        (A, "GPU power · GPU-a", "W", str(at(1.2)), "400"),
-        (A, "GPU power · GPU-a", "W", str(at(1.3)), "90"),
+        (A, "GPU busy · GPU-a", "%", str(make_time_ns(1)), "50"),
+        (A, "GPU power · GPU-a", "W", str(make_time_ns(1)), "300"),
+        ("host node-a", "disk read · sdb", "B/s", str(make_time_ns(1)), "10000"),
+        (A, "GPU power · GPU-a", "W", str(make_time_ns(1.2)), "400"),
+        (A, "GPU power · GPU-a", "W", str(make_time_ns(1.3)), "90"),
     ]
 
 

@@ -11,9 +11,9 @@ from clusterprof.output.renderers.html.data import build_script_json
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.code import CodeProfile, Place, StackTime
 from clusterprof.report.model import Report
-from tests.support.code_profiles import PROFILE, S, storage_in_code, with_code
+from tests.support.code_profiles import PROFILE, S, add_code_profile, make_report_with_code
 from tests.support.hostile_names import HOSTILE
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 
 def document(report: Report) -> Any:
@@ -21,7 +21,7 @@ def document(report: Report) -> Any:
 
 
 def test_stacks_share_their_outer_frames() -> None:
-    data = document(storage_in_code())
+    data = document(make_report_with_code())
     causes = [cause["id"] for cause in data["causes"]]
     local, cpu, none = map(causes.index, ("storage-local", "cpu-preprocess", "unattributed"))
     assert data["code"] == {
@@ -47,11 +47,11 @@ def test_stacks_share_their_outer_frames() -> None:
 
 
 def test_without_stacks_there_are_no_data_and_no_section() -> None:
-    assert document(storage_verdict())["code"] is None
-    assert 'id="where"' not in Html().render(storage_verdict())
+    assert document(make_storage_report())["code"] is None
+    assert 'id="where"' not in Html().render(make_storage_report())
     why = CodeProfile(why_missing="--stacks off was given", notes=("workers were not sampled",))
-    html = Html().render(with_code(storage_verdict(), (), why))
-    assert document(with_code(storage_verdict(), (), why))["code"] is None
+    html = Html().render(add_code_profile(make_storage_report(), (), why))
+    assert document(add_code_profile(make_storage_report(), (), why))["code"] is None
     assert '<p class="note">Not known: --stacks off was given.</p>' in html
     assert "workers were not sampled" in html and 'id="where-body"' not in html
 
@@ -61,7 +61,9 @@ def test_many_stacks_keep_their_time_and_a_bounded_size() -> None:
     stacks = tuple(
         StackTime("storage-local", at % 2, (at, at + 1, at + 2), 9000 - at, 1) for at in range(8000)
     )
-    report = with_code(storage_verdict(), (), CodeProfile(places, (False,) * 9000, stacks, 8000))
+    report = add_code_profile(
+        make_storage_report(), (), CodeProfile(places, (False,) * 9000, stacks, 8000)
+    )
     code = document(report)["code"]
     assert len(json.dumps(code)) <= 400_000 and len(Html().render(report)) < 1_000_000
     assert sum(time[3] for time in code["times"]) == sum(stack.lost_ns for stack in stacks)
@@ -70,7 +72,7 @@ def test_many_stacks_keep_their_time_and_a_bounded_size() -> None:
 
 
 def test_the_tables_need_no_script() -> None:
-    html = Html().render(storage_in_code())
+    html = Html().render(make_report_with_code())
     words = (
         "train.py:42 in Images.augment &#8594; PIL/Image.py:2450 Image.resize: 71 % &#177; 4 of it"
     )
@@ -102,10 +104,10 @@ def test_no_name_of_code_becomes_markup(poison: str) -> None:
 def with_poison(name: str) -> Report:
     place = Place(f"/{name}", 1, name)
     profile = CodeProfile((place,), (False,), (StackTime("storage-local", 0, (0,), S, 1),), 1)
-    (first, *_) = storage_in_code().findings
+    (first, *_) = make_report_with_code().findings
     line = first.lines[0]
     hostile = type(line)(place, place, S, 0.5, 0.1, 1, "transform", name)
-    return with_code(storage_verdict(), (hostile,), profile)
+    return add_code_profile(make_storage_report(), (hostile,), profile)
 
 
 def test_hostile_names_stay_in_their_cells() -> None:

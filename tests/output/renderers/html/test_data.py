@@ -16,9 +16,9 @@ from clusterprof.output.renderers.html.page import Html
 from clusterprof.report import aggregate
 from clusterprof.report.history import WAITING_FOR_RANKS, History, RankHistory, SlowStep, Wait
 from clusterprof.report.model import Report
-from tests.support.cluster_report import cluster
-from tests.support.histories import hour, with_history
-from tests.support.reports import clean, nothing, storage_verdict
+from tests.support.cluster_report import make_cluster_report
+from tests.support.histories import add_history, make_one_hour_job
+from tests.support.reports import make_clean_report, make_empty_report, make_storage_report
 
 S = 1_000_000_000
 
@@ -35,8 +35,8 @@ def unpacked(text: str, kind: str) -> list[float]:
 
 
 def by_hand() -> Report:
-    """Two ranks of 300 s (see `storage_verdict`) in four stretches of 75 s."""
-    report = storage_verdict()
+    """Two ranks of 300 s (see `make_storage_report`) in four stretches of 75 s."""
+    report = make_storage_report()
     ranks = (
         RankHistory(
             0,
@@ -133,7 +133,7 @@ def test_ranks_by_cause() -> None:
 
 
 def test_what_few_ranks_caused_is_kept_sparsely() -> None:
-    caused = document(cluster(4, 4))["caused"]["causes"]
+    caused = document(make_cluster_report(4, 4))["caused"]["causes"]
     storage = caused[0]
     assert storage["ranks"] == [15] and unpacked(storage["bytes"], "<u2") == [65535]
 
@@ -147,7 +147,7 @@ def test_what_few_ranks_caused_is_kept_sparsely() -> None:
     ],
 )
 def test_without_a_history_the_page_says_why(history: History | None, why: str) -> None:
-    report = dataclasses.replace(storage_verdict(), history=history)
+    report = dataclasses.replace(make_storage_report(), history=history)
     assert document(report)["history"] == {"why": why}
 
 
@@ -167,8 +167,8 @@ def test_a_history_of_other_ranks_than_the_report_does_no_harm() -> None:
 
 
 def test_reports_without_ranks_have_a_block_too() -> None:
-    assert document(nothing())["ranks"]["rank"] == []
-    assert document(clean())["ranks"]["pid"] == [812]  # it has no rank to be known by
+    assert document(make_empty_report())["ranks"]["rank"] == []
+    assert document(make_clean_report())["ranks"]["pid"] == [812]  # it has no rank to be known by
 
 
 def test_many_ranks_share_the_rows_of_their_nodes() -> None:
@@ -208,7 +208,7 @@ def test_little_is_not_nothing() -> None:
 
 
 def test_sums_over_the_run_are_those_of_the_report() -> None:
-    report = with_history(cluster(4, 4), 50)
+    report = add_history(make_cluster_report(4, 4), 50)
     made = document(report)["history"]
     unit = made["stretch_s"] / 255
     sums = sum(sum(unpacked(bucket["bytes"], "u1")) for bucket in made["lost"]) * unit
@@ -219,14 +219,14 @@ def test_sums_over_the_run_are_those_of_the_report() -> None:
 
 
 def test_a_job_of_many_nodes_stays_small() -> None:
-    report = with_history(cluster(1000, 2), 145, 100)
+    report = add_history(make_cluster_report(1000, 2), 145, 100)
     html = Html().render(report)
     assert 1_000_000 < len(html) < 2_000_000
 
 
 @pytest.mark.long
 def test_a_thousand_nodes_of_eight_stay_below_two_megabytes() -> None:
-    assert len(Html().render(hour(1000, 8, 360, 200))) < 2_000_000
+    assert len(Html().render(make_one_hour_job(1000, 8, 360, 200))) < 2_000_000
 
 
 def test_ranks_that_are_not_embedded_are_summed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_ranks_that_are_not_embedded_are_summed_by_node(monkeypatch: pytest.Monk
     limits = {"MAX_LISTED_RANKS": 7, "MAX_LISTED_CULPRITS": 1, "MAX_OUTLIERS": 2}
     for name, limit in {**limits, "_MAX_WAITS": 0, "_MAX_SLOW_STEPS": 0}.items():
         monkeypatch.setattr(aggregate, name, limit)
-    report = with_history(cluster(2, 4), 10, 20)
+    report = add_history(make_cluster_report(2, 4), 10, 20)
     few, whole = (data.build_chart_document(report, full) for full in (False, True))
     # A node's sum stands at the place of its first rank that is not listed.
     assert few["ranks"]["rank"] == [0, None, 4, None, 6, 7]
@@ -249,7 +249,7 @@ def test_ranks_that_are_not_embedded_are_summed_by_node(monkeypatch: pytest.Monk
 
 
 def test_folded_histories_keep_their_sums() -> None:
-    report = with_history(cluster(2, 4), 10, 20)
+    report = add_history(make_cluster_report(2, 4), 10, 20)
     merged, counts = aggregate.merge_unlisted_ranks(report, [0, 4])
     assert counts == (1, 3, 1, 3)
     before, after = report.history, merged.history

@@ -10,13 +10,13 @@ import pytest
 
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.model import Report
-from tests.support.browser import NAMES, Browser, program
-from tests.support.code_profiles import storage_in_code
-from tests.support.hostile_reports import everything, poisoned
+from tests.support.browser import NAMES, Browser, find_chromium
+from tests.support.code_profiles import make_report_with_code
+from tests.support.hostile_reports import make_full_report, poison_strings
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(program() is None, reason=f"no browser: none of {', '.join(NAMES)}"),
+    pytest.mark.skipif(find_chromium() is None, reason=f"no browser: none of {', '.join(NAMES)}"),
 ]
 ABOUT = "document.querySelector('.about').textContent"
 FRAMES = """[...document.querySelectorAll('.flame .frame')].map(g => [
@@ -38,7 +38,7 @@ def show(browser: Browser, tmp_path: Path) -> Any:
         return browser
 
     yield open_
-    assert browser.complaints() == []
+    assert browser.list_errors() == []
 
 
 def choose(page: Browser, label: str, text: str) -> None:
@@ -47,7 +47,7 @@ def choose(page: Browser, label: str, text: str) -> None:
         " s.dispatchEvent(new Event('change')); })"
         f"(document.querySelector('#where select[aria-label={label}]'))"
     )
-    page.frame()
+    page.wait_for_frame()
 
 
 def press(page: Browser, text: str) -> None:
@@ -55,7 +55,7 @@ def press(page: Browser, text: str) -> None:
         "[...document.querySelectorAll('#where button')]"
         f".find(b => b.textContent === '{text}').click()"
     )
-    page.frame()
+    page.wait_for_frame()
 
 
 def parts(page: Browser) -> dict[str, float]:
@@ -65,14 +65,14 @@ def parts(page: Browser) -> dict[str, float]:
 
 
 def test_the_width_is_lost_time(show: Any) -> None:
-    page = show(storage_in_code())
+    page = show(make_report_with_code())
     # all, main, loader: 10, 9, 9 s; augment and resize 7 s; collate 2 s; not known 1 s
     assert parts(page) == {"0": 1, "1": 0.9, "2": 0.9, "3": 0.7, "4": 0.7, "5": 0.2, "6": 0.1}
     assert page.evaluate(ABOUT).startswith("all lost device time · 10.00 s · 100.0 % of what")
 
 
 def test_a_cause_and_a_rank_filter_it(show: Any) -> None:
-    page = show(storage_in_code())
+    page = show(make_report_with_code())
     choose(page, "Cause", "cpu-preprocess")
     assert parts(page) == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1}
     assert page.evaluate("document.getElementById('filters').textContent") == (
@@ -85,7 +85,7 @@ def test_a_cause_and_a_rank_filter_it(show: Any) -> None:
 
 
 def test_a_rank_is_compared_with_the_others(show: Any) -> None:
-    page = show(storage_in_code())
+    page = show(make_report_with_code())
     choose(page, "Rank", "rank 1")
     press(page, "Compare with others")
     about = page.evaluate(ABOUT)
@@ -105,45 +105,45 @@ def test_a_rank_is_compared_with_the_others(show: Any) -> None:
 
 
 def test_zoom_search_and_keys(show: Any) -> None:
-    page = show(storage_in_code())
+    page = show(make_report_with_code())
     page.evaluate("document.querySelector('.flame').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
-        page.key(key)
+        page.press_key(key)
     assert page.evaluate(ABOUT).startswith("collate data/utils.py:7 · 2.00 s · 20.0 % of what")
-    page.key("Enter")
+    page.press_key("Enter")
     assert parts(page) == {"0": 1, "1": 1, "2": 1, "5": 1}
-    page.key("Escape")
+    page.press_key("Escape")
     assert len(parts(page)) == 7
     page.evaluate(
         "document.querySelector('.flame [data-at=\"3\"]').dispatchEvent(new MouseEvent("
         "'click', { bubbles: true }))"
     )
-    page.frame()
+    page.wait_for_frame()
     assert parts(page) == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1}
     press(page, "Whole graph")
     page.evaluate(
         "(s => { s.value = ' UTILS.py'; s.dispatchEvent(new Event('input')); })"
         "(document.getElementById('frames'))"
     )
-    page.frame()
+    page.wait_for_frame()
     hits = "[...document.querySelectorAll('.flame .hit')].map(g => g.dataset.at)"
     assert page.evaluate(hits) == ["5"]
     assert "20.0 % matched" in page.evaluate("document.getElementById('where').innerText")
 
 
 def test_it_fits_a_phone_and_both_themes_differ(show: Any) -> None:
-    page = show(storage_in_code(), width=390)
+    page = show(make_report_with_code(), width=390)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     fill = "getComputedStyle(document.querySelector('.flame [data-at=\"3\"] rect')).fill"
     colors = []
     for theme in ("light", "dark"):
-        page.prefer(theme)
+        page.set_color_scheme(theme)
         colors.append(page.evaluate(fill))
     assert len(set(colors)) == 2
 
 
 def test_hostile_names_are_text(show: Any) -> None:
-    page = show(poisoned(everything(2), "<img src=x onerror=window.owned=1>"))
+    page = show(poison_strings(make_full_report(2), "<img src=x onerror=window.owned=1>"))
     assert page.evaluate("document.querySelectorAll('img, [onerror]').length") == 0
     assert page.evaluate("document.querySelectorAll('.flame .frame').length") > 3
     assert page.evaluate("typeof window.owned") == "undefined"

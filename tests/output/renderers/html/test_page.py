@@ -26,10 +26,10 @@ from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.families import BUCKETS, FAMILIES
 from clusterprof.report.history import WAITING_FOR_RANKS
 from clusterprof.report.model import UNATTRIBUTED, Cause, Report
-from tests.support.histories import hour
+from tests.support.histories import make_one_hour_job
 from tests.support.hostile_names import HOSTILE
-from tests.support.hostile_reports import everything, poisoned
-from tests.support.reports import ALL, clean, storage_verdict, underfilled
+from tests.support.hostile_reports import make_full_report, poison_strings
+from tests.support.reports import ALL, make_clean_report, make_storage_report, make_underused_report
 
 VOID = {"meta", "br"}
 
@@ -90,7 +90,7 @@ def test_every_report_is_one_well_formed_page(name: str) -> None:
 
 
 def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
-    html = Html().render(everything())
+    html = Html().render(make_full_report())
     result = Page(html)
     assert html.isascii() and html.startswith("<!doctype html>\n")
     assert [kind for kind, _ in result.scripts] == ["application/json", ""]
@@ -105,7 +105,7 @@ def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
 
 
 def test_the_policy_lets_in_the_hashes_of_what_is_there() -> None:
-    page_text = page(storage_verdict())
+    page_text = page(make_storage_report())
     (element,) = [s for e, s in page_text.elements if e == "meta" and "http-equiv" in s]
     assert element["http-equiv"] == "Content-Security-Policy"
 
@@ -119,7 +119,7 @@ def test_the_policy_lets_in_the_hashes_of_what_is_there() -> None:
 
 
 def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
-    text = page(everything()).text
+    text = page(make_full_report()).text
     places = [
         text.index(words)
         for words in (
@@ -132,11 +132,11 @@ def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
             " storage-remote",
             "Where train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4",
             "gpu-a1 rank 0 (/data): 12.0 ms a read, the other node 400.0 µs; the same ranks",
-            "Evidence worker blocked: 91.0 % of the fetch",
+            "Evidence 91.0 % of the waits, the loading thread was blocked on the file system",
             "Try next Raise the number of requests that may be outstanding on /data.",
             "mount -o remount,nconnect=8 /data",
             "Expected gain About 3.0 min, 5.0 % of the time in steps.",
-            "Confidence 95 % (high): measured in one way.",
+            "Confidence 95 % (high): measured by one signal.",
             "Over time in bursts",
             "Causes, the largest first",
         )
@@ -145,7 +145,9 @@ def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
 
 
 def test_money_and_time_are_reported_when_they_are_known() -> None:
-    report = hour(2, 2, 4, 4)  # 4 GPU-hours, of which 2,464 s were lost: 1.71 EUR at 2.50
+    report = make_one_hour_job(
+        2, 2, 4, 4
+    )  # 4 GPU-hours, of which 2,464 s were lost: 1.71 EUR at 2.50
     text = page(report).text
     assert "1.71 EUR lost at 2.50 EUR per GPU-hour" in text
     assert "3.0 min sooner finished with storage-remote fixed (2.4 min to 3.8 min)" in text
@@ -159,7 +161,7 @@ def test_money_and_time_are_reported_when_they_are_known() -> None:
 
 
 def test_commands_keep_their_lines() -> None:
-    report = everything()
+    report = make_full_report()
     html = Html().render(report)
     assert "tcp_slot_table_entries=128\nmount -o remount,nconnect=8 /data</code></pre>" in html
     bare = tuple(dataclasses.replace(finding, advice=()) for finding in report.findings)
@@ -179,12 +181,12 @@ def test_unattributed_and_not_seen_are_always_there() -> None:
 
 
 def test_the_ledger_is_exact() -> None:
-    text = page(storage_verdict()).text
+    text = page(make_storage_report()).text
     assert "lost 226.000000007 136.000000000 90.000000007" in text
 
 
 def test_fill_stands_apart() -> None:
-    text = page(underfilled()).text
+    text = page(make_underused_report()).text
     assert (
         "under-used 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: measured" in text
     )
@@ -198,10 +200,10 @@ class TestHostileNames:
             page_text = page(report)
             return [(element, sorted(printed)) for element, printed in page_text.elements]
 
-        clean = shape(poisoned(everything(1), "x"))
+        clean = shape(poison_strings(make_full_report(1), "x"))
         for at in range(0, len(HOSTILE), 24):
             poison = " ".join(text[:60] for text in HOSTILE[at : at + 24])
-            report = poisoned(everything(1), poison)
+            report = poison_strings(make_full_report(1), poison)
             assert shape(report) == clean, ascii(poison)
             html = Html().render(report)
             assert html.isascii()
@@ -209,13 +211,13 @@ class TestHostileNames:
             assert "\x1b" not in html and bare == []
 
     def test_their_length_is_bounded(self) -> None:
-        html = Html().render(poisoned(everything(1), "<\udc9b\u202e" * 4000))
+        html = Html().render(poison_strings(make_full_report(1), "<\udc9b\u202e" * 4000))
         assert len(html) < 1_000_000
         assert re.search(r"[\ud800-\udfff]", html) is None
 
     def test_the_data_stay_in_their_block(self) -> None:
         poison = "</script><script>alert(1)</script><!--\u2028\ud800&"
-        (_, data), (_, code) = page(poisoned(everything(1), poison)).scripts
+        (_, data), (_, code) = page(poison_strings(make_full_report(1), poison)).scripts
         assert "<" not in data and ">" not in data and "&" not in data and data.isascii()
         assert json.loads(data)["nodes"][0].startswith("</script><script>alert(1)</script><!--")
         assert code == page_module.load_script()
@@ -233,7 +235,7 @@ def test_tags_escape_what_is_no_markup() -> None:
 
 
 def test_every_cause_has_a_color_and_every_family_a_pattern() -> None:
-    known = dataclasses.replace(clean(), causes=CAUSES)
+    known = dataclasses.replace(make_clean_report(), causes=CAUSES)
     leaves = [cause for cause in CAUSES.values() if cause.manual_check]
     colors = {cause.id: markup.get_color(cause.id, known) for cause in leaves}
     assert colors == {cause.id: (cause.family, cause.tone) for cause in leaves}

@@ -12,15 +12,15 @@ import pytest
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.report.model import CulpritGroup, Report
 from clusterprof.units import format_quantity
-from tests.support.browser import NAMES, Browser, program
-from tests.support.histories import hour
+from tests.support.browser import NAMES, Browser, find_chromium
+from tests.support.histories import make_one_hour_job
 from tests.support.hostile_names import HOSTILE
-from tests.support.hostile_reports import everything, poisoned
-from tests.support.reports import ALL, storage_verdict
+from tests.support.hostile_reports import make_full_report, poison_strings
+from tests.support.reports import ALL, make_storage_report
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(program() is None, reason=f"no browser: none of {', '.join(NAMES)}"),
+    pytest.mark.skipif(find_chromium() is None, reason=f"no browser: none of {', '.join(NAMES)}"),
 ]
 LINES = "document.querySelector('.rows canvas')"
 RANGE = "document.querySelector('.range').textContent"
@@ -47,15 +47,15 @@ def show(browser: Browser, tmp_path: Path) -> Any:
         return browser
 
     yield open_
-    assert browser.complaints() == []
-    asked = browser.requests()
+    assert browser.list_errors() == []
+    asked = browser.list_requests()
     assert len(asked) == 1 and asked[0].startswith("file://")  # the page itself
 
 
 def middle(page: Browser, element: str) -> tuple[float, float, float, float]:
     """Bring an element into view; return where it is: left, top, width, height."""
     page.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
-    page.frame()
+    page.wait_for_frame()
     box = page.evaluate(
         f"(r => [r.left, r.top, r.width, r.height])({element}.getBoundingClientRect())"
     )
@@ -65,8 +65,8 @@ def middle(page: Browser, element: str) -> tuple[float, float, float, float]:
 def click(page: Browser, element: str) -> None:
     left, top, width, height = middle(page, element)
     for kind in ("mousePressed", "mouseReleased"):
-        page.mouse(kind, left + width / 2, top + height / 2)
-    page.frame()
+        page.send_mouse_event(kind, left + width / 2, top + height / 2)
+    page.wait_for_frame()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -77,11 +77,11 @@ def test_every_report_opens_without_a_complaint(name: str, show: Any) -> None:
 
 
 def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
-    page = show(hour(4, 4, 120, 400))
-    page.prefer("light")
+    page = show(make_one_hour_job(4, 4, 120, 400))
+    page.set_color_scheme("light")
     back = "getComputedStyle(document.body).backgroundColor"
     for theme, colour in (("light", "rgb(244, 245, 247)"), ("dark", "rgb(14, 18, 22)")):
-        page.prefer(theme)
+        page.set_color_scheme(theme)
         assert page.evaluate(back) == colour
         for canvas in (".mini canvas", ".loss canvas", ".rows canvas"):
             assert page.evaluate(f"{INK}(document.querySelector('{canvas}'))") > 0.5, canvas
@@ -91,44 +91,46 @@ def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
 
 
 def test_a_drag_zooms_a_double_click_goes_back_and_the_address_follows(show: Any) -> None:
-    page = show(hour(4, 4, 120, 400))
+    page = show(make_one_hour_job(4, 4, 120, 400))
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
     left, top, width, _ = middle(page, LINES)
     place = [left + 160 + (width - 168) * part for part in (0.25, 0.5)]
     page.drag((place[0], top + 20), (place[1], top + 30))
     assert page.evaluate(RANGE) == "15:03 to 30:06 of 1:00:12"
-    page.until("location.hash === '#t=903-1806'")
+    page.wait_until("location.hash === '#t=903-1806'")
     page.drag((place[1], top + 20), (place[0], top + 20), modifiers=8)  # Shift: move
     assert page.evaluate(RANGE).startswith("18:49 to 33:52")
-    page.mouse("mouseWheel", place[0], top + 20, deltaX=0, deltaY=-120, modifiers=2)  # Ctrl: zoom
-    page.frame()
+    page.send_mouse_event(
+        "mouseWheel", place[0], top + 20, deltaX=0, deltaY=-120, modifiers=2
+    )  # Ctrl: zoom
+    page.wait_for_frame()
     zoomed = page.evaluate(RANGE)
     assert zoomed.startswith("19:") and zoomed != "18:49 to 33:52 of 1:00:12"
     page.evaluate(
         "document.querySelector('.rows canvas').dispatchEvent(new MouseEvent('dblclick'))"
     )
-    page.frame()
+    page.wait_for_frame()
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
 
 
 def test_the_keyboard_reaches_everything_on_the_timeline(show: Any) -> None:
-    page = show(hour(4, 4, 120, 400))
+    page = show(make_one_hour_job(4, 4, 120, 400))
     page.evaluate(f"{LINES}.focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
-        page.key(key)
+        page.press_key(key)
     drawn = page.evaluate("document.querySelector('.spoken').textContent")
     assert drawn.startswith("rank 2 \u00b7 gpu-a10:30 to 1:00 (")  # of the run, and UTC
-    page.key("+")
+    page.press_key("+")
     assert page.evaluate(RANGE) == "0:15 to 30:21 of 1:00:12"
-    page.key("Enter")
+    page.press_key("Enter")
     assert page.evaluate("document.getElementById('filters').textContent").startswith("node gpu-a1")
-    page.key("Escape")
+    page.press_key("Escape")
     assert page.evaluate("document.getElementById('filters').textContent") == ""
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
 
 
 def test_a_finding_a_node_and_a_wait_can_be_chosen(show: Any) -> None:
-    page = show(hour(4, 4, 120, 400))
+    page = show(make_one_hour_job(4, 4, 120, 400))
     click(page, "document.querySelector('details.finding button:not(.copy button)')")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
     assert page.evaluate(chips) == ["cause storage-remote \u00d7"]
@@ -139,15 +141,15 @@ def test_a_finding_a_node_and_a_wait_can_be_chosen(show: Any) -> None:
     assert page.evaluate(rows) == ["rank 15", "rank 14", "rank 13", "rank 12"]
     click(page, "document.querySelector('#waits button')")
     assert page.evaluate("document.querySelector('#waits button').ariaPressed") == "true"
-    page.until("location.hash.startsWith('#node=gpu-a4&t=')")
+    page.wait_until("location.hash.startsWith('#node=gpu-a4&t=')")
     assert page.evaluate("location.hash").endswith("&finding=storage-remote")
     for _ in range(3):
         click(page, "document.querySelector('#filters button')")
-    page.until("location.hash === ''")
+    page.wait_until("location.hash === ''")
 
 
 def test_a_link_restores_what_was_shown(show: Any) -> None:
-    page = show(hour(4, 4, 120, 400), "#node=gpu-a2&t=600-1200&finding=net-transfer")
+    page = show(make_one_hour_job(4, 4, 120, 400), "#node=gpu-a2&t=600-1200&finding=net-transfer")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
     assert page.evaluate(chips) == [
         "node gpu-a2 \u00d7",
@@ -155,22 +157,22 @@ def test_a_link_restores_what_was_shown(show: Any) -> None:
         "10:00 to 20:00 \u00d7",
     ]
     page.evaluate("location.hash = '#t=0-60'")
-    page.until(f"{RANGE} === '0:00 to 1:00 of 1:00:12'")
+    page.wait_until(f"{RANGE} === '0:00 to 1:00 of 1:00:12'")
     for broken in ("#node=%E0%A4%A&t=9-1&finding=", "#t=1e9-x", "#t=0-0&t=5-5", "#node=no-such"):
         page.evaluate(f"location.hash = '{broken}'")
-        page.frame()
+        page.wait_for_frame()
         assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12", broken
 
 
 def test_commands_are_copied_as_they_stand(show: Any) -> None:
-    page = show(hour(2, 2, 20, 40))
+    page = show(make_one_hour_job(2, 2, 20, 40))
     page.evaluate(
         "navigator.clipboard ? navigator.clipboard.writeText = t => Promise.reject(t) : 0;"
         " document.execCommand = name => { window.copied = [name, getSelection().toString()];"
         " return true; }; 0"
     )
     click(page, "document.querySelector('pre.copy button')")
-    page.until("document.querySelector('pre.copy button').textContent === 'Copied'")
+    page.wait_until("document.querySelector('pre.copy button').textContent === 'Copied'")
     assert page.evaluate("window.copied") == [
         "copy",
         "sudo sysctl -w sunrpc.tcp_slot_table_entries=128\nmount -o remount,nconnect=8 /data",
@@ -178,7 +180,7 @@ def test_commands_are_copied_as_they_stand(show: Any) -> None:
 
 
 def test_amounts_read_as_in_python(show: Any) -> None:
-    page = show(storage_verdict())
+    page = show(make_storage_report())
     cells = page.evaluate(
         "[...document.querySelectorAll('.heat tbody tr')].map(r => r.children[2].textContent)"
     )
@@ -192,32 +194,36 @@ def test_hostile_names_leave_our_elements_alone(show: Any) -> None:
             " document.querySelectorAll('img, a:not([href^=\"#\"]), iframe, [onerror]').length]"
         )
 
-    assert counted(show(poisoned(everything(1), "x"))) == [2, 1, 0]
+    assert counted(show(poison_strings(make_full_report(1), "x"))) == [2, 1, 0]
     for at in range(0, len(HOSTILE), 40):
         poison = " ".join(text[:20] for text in HOSTILE[at : at + 40])
-        assert counted(show(poisoned(everything(1), poison))) == [2, 1, 0], ascii(poison)
-    page = show(poisoned(everything(1), "</script><script>window.owned = 1</script>"))
+        assert counted(show(poison_strings(make_full_report(1), poison))) == [2, 1, 0], ascii(
+            poison
+        )
+    page = show(poison_strings(make_full_report(1), "</script><script>window.owned = 1</script>"))
     assert counted(page) == [2, 1, 0]
     assert page.evaluate("typeof window.owned") == "undefined"
-    page = show(poisoned(everything(1), "<img src=x onerror=alert(1)>" + "\ud800\u202e" * 5000))
+    page = show(
+        poison_strings(make_full_report(1), "<img src=x onerror=alert(1)>" + "\ud800\u202e" * 5000)
+    )
     assert counted(page) == [2, 1, 0]
     click(page, "document.querySelector('.chips button')")
     assert counted(page) == [2, 1, 0]
 
 
 def test_a_phone_has_no_sideways_scrolling(show: Any) -> None:
-    page = show(hour(4, 4, 60, 100), width=390)
+    page = show(make_one_hour_job(4, 4, 60, 100), width=390)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_paper_is_light_and_shows_everything(show: Any, tmp_path: Path) -> None:
-    page = show(hour(4, 4, 60, 100))
-    page.prefer("dark")
+    page = show(make_one_hour_job(4, 4, 60, 100))
+    page.set_color_scheme("dark")
     page.evaluate(
         "addEventListener('beforeprint', () => { window.seen = [document.documentElement.dataset"
         ".theme, document.querySelectorAll('details:not([open])').length]; })"
     )
-    page.paper(tmp_path / "report.pdf")
+    page.save_pdf(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert page.evaluate("window.seen") == ["light", 0]
     assert page.evaluate("document.documentElement.dataset.theme") is None
@@ -225,7 +231,7 @@ def test_paper_is_light_and_shows_everything(show: Any, tmp_path: Path) -> None:
 
 
 def test_a_thousand_nodes_can_be_looked_at(show: Any) -> None:
-    page = show(hour(1000, 2, 120, 100))
+    page = show(make_one_hour_job(1000, 2, 120, 100))
     assert page.evaluate("document.querySelectorAll('.nodes button').length") == 1000
     click(page, "document.querySelectorAll('.nodes button')[3]")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
@@ -237,7 +243,7 @@ def test_a_thousand_nodes_can_be_looked_at(show: Any) -> None:
 
 
 def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
-    report = hour(300, 2, 60, 50)
+    report = make_one_hour_job(300, 2, 60, 50)
     nodes = [
         dataclasses.replace(node, rack=f"leaf{at // 100}") for at, node in enumerate(report.nodes)
     ]
@@ -246,7 +252,7 @@ def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
     rows = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.firstChild.textContent)"
     assert page.evaluate(rows)[0] == "\u25b8 gpu-a005"  # the fifth node: ranks 8 and 9, the culprit
     page.evaluate("document.querySelector('.heat tbody button').click()")
-    page.frame()
+    page.wait_for_frame()
     assert page.evaluate(rows)[:2] == ["\u25be gpu-a005", "rank 9"]
     assert sorted(page.evaluate(rows)[1:4])[:2] == ["rank 8", "rank 9"]
     for by, expected in (("rack", ["leaf0", "leaf2", "leaf1"]), ("group", ["stage 0"])):
@@ -254,7 +260,7 @@ def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
             "(() => { const rows = document.querySelector('select[aria-label=Rows]');"
             f" rows.value = '{by}'; rows.dispatchEvent(new Event('change')); }})()"
         )
-        page.frame()
+        page.wait_for_frame()
         assert page.evaluate(rows) == [f"\u25b8 {name}" for name in expected]
     counts = "[...document.querySelectorAll('.heat tbody tr')].map(r => r.children[1].textContent)"
     assert page.evaluate(counts) == ["2"]
@@ -262,13 +268,13 @@ def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
 
 def test_without_scripts_the_words_are_still_there(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    report = dataclasses.replace(storage_verdict(), title="runs/no-script")
+    report = dataclasses.replace(make_storage_report(), title="runs/no-script")
     html = Html().render(report)
     forbidden = html.replace("script-src &#x27;sha256-", "script-src &#x27;sha256-not")
     assert forbidden != html
     file.write_text(forbidden, encoding="utf-8")
     browser.open(file, wait=False)
-    browser.until("document.readyState === 'complete'")
+    browser.wait_until("document.readyState === 'complete'")
     text = browser.evaluate("document.body.innerText")
     assert "storage-local" in text and "runs/no-script" in text
     assert "Charts need scripts" in text

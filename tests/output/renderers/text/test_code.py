@@ -24,11 +24,11 @@ from tests.support.code_profiles import (
     PROFILE,
     RESIZE,
     S,
-    storage_in_code,
-    with_code,
-    with_work,
+    add_code_profile,
+    add_training_thread_line,
+    make_report_with_code,
 )
-from tests.support.reports import ALL, clean, storage_verdict
+from tests.support.reports import ALL, make_clean_report, make_storage_report
 
 SITE = "site-packages"
 WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % ± 4 of it"
@@ -36,7 +36,7 @@ WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % 
 
 def names_of(*files: str) -> dict[str, str]:
     profile = CodeProfile(tuple(Place(file, 1, "f") for file in files))
-    return code.build_file_names(dataclasses.replace(clean(), code=profile))
+    return code.build_file_names(dataclasses.replace(make_clean_report(), code=profile))
 
 
 def test_a_file_has_as_many_folders_as_tell_it_from_others() -> None:
@@ -83,7 +83,7 @@ def test_a_place_without_line_file_or_function_says_so() -> None:
 
 
 def test_the_first_screen_names_the_line() -> None:
-    screen = Terminal(110).render(storage_in_code()).splitlines()[:HEAD_LINES]
+    screen = Terminal(110).render(make_report_with_code()).splitlines()[:HEAD_LINES]
     at = next(number for number, line in enumerate(screen) if line.startswith(" Where "))
     assert screen[at : at + 2] == [
         f" Where          {WHERE}, in the data",
@@ -93,19 +93,19 @@ def test_the_first_screen_names_the_line() -> None:
 
 
 def test_the_first_screen_names_the_busiest_line() -> None:
-    report = with_work(ALL["upper-bound"](), 0.82)
+    report = add_training_thread_line(ALL["upper-bound"](), 0.82)
     text = " ".join(Terminal(80, full=False).render(report).split())
     assert "Busiest line train.py:42 in Images.augment: 82 % ± 4 of step time, at work in" in text
     assert "Move it out of the step" in text  # it calls no library: it may be no training
     assert '"share_ratio": 0.82' in Json().render(report)
-    for without in (with_work(report, 0.24), storage_in_code()):
+    for without in (add_training_thread_line(report, 0.24), make_report_with_code()):
         assert "Busiest line" not in Terminal(80, full=False).render(without)
 
 
 def test_the_line_of_the_time_without_a_cause() -> None:
     line = CodeLine(AUGMENT, RESIZE, 6 * S, 0.6, 0.0957, 60)
     profile = dataclasses.replace(PROFILE, unattributed=(line,))
-    report = with_code(storage_verdict(), (), profile)
+    report = add_code_profile(make_storage_report(), (), profile)
     assert code.describe_unknown_where(report) == (
         "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 60 % ± 10 of the time"
         " without a cause"
@@ -120,17 +120,17 @@ def test_the_line_of_the_time_without_a_cause() -> None:
     assert "Try next To learn the cause: see what that line does or waits for." in screen
     for weak in (dataclasses.replace(line, samples=7), dataclasses.replace(line, share_ratio=0.24)):
         profile = dataclasses.replace(PROFILE, unattributed=(weak,))
-        assert not code.describe_unknown_where(with_code(storage_verdict(), (), profile))
+        assert not code.describe_unknown_where(add_code_profile(make_storage_report(), (), profile))
 
 
 def test_without_lines_nothing_is_said_about_code() -> None:
-    report = with_code(storage_verdict(), ())
+    report = add_code_profile(make_storage_report(), ())
     for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
         assert "where:" not in text.lower() and " lines " not in text and " Where " not in text
 
 
 def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
-    report = storage_in_code()
+    report = make_report_with_code()
     first = dataclasses.replace(report.findings[0], lines_compared=True, lines=LINES[1:])
     assert code.describe_where(report, first) == (
         "data/utils.py:7 in collate: 20 % ± 4 of it, more than the other ranks, in the data"
@@ -157,7 +157,7 @@ def test_a_share_has_its_error(share: float, error: float, text: str) -> None:
 
 
 def test_the_lines_stand_with_the_evidence() -> None:
-    text = Terminal(94).render(storage_in_code())
+    text = Terminal(94).render(make_report_with_code())
     section = text.split("CAUSES IN FULL")[1].split("cpu-preprocess:")[0].splitlines()
     at = next(number for number, line in enumerate(section) if line.startswith("   lines "))
     assert [line[14:] for line in section[at : at + 7]] == [
@@ -173,7 +173,7 @@ def test_the_lines_stand_with_the_evidence() -> None:
 
 def test_only_five_lines_are_shown() -> None:
     lines = tuple(dataclasses.replace(LINES[1], place=Place("/t.py", n, "f")) for n in range(1, 8))
-    report = with_code(storage_verdict(), lines)
+    report = add_code_profile(make_storage_report(), lines)
     assert Terminal().render(report).count(" in f, in the data") == 5
     plain = Plain().render(report).splitlines()
     assert [line for line in plain if line.startswith("  Line")][4:] == [
@@ -185,17 +185,17 @@ def test_only_five_lines_are_shown() -> None:
 def test_plain_and_markdown_name_the_line_before_the_details() -> None:
     words = "in the data loader's transform Resize"
     ascii_ = WHERE.replace("→", "->").replace("±", "+-")
-    plain = Plain().render(storage_in_code())
+    plain = Plain().render(make_report_with_code())
     assert plain.isascii() and f"\nWhere: {ascii_}, {words}\n" in plain
     assert plain.index("Where:") < plain.index("Next:")
-    markdown = Markdown().render(storage_in_code()).splitlines()
+    markdown = Markdown().render(make_report_with_code()).splitlines()
     assert f"**Where:** {WHERE}, {words}" in markdown
     row = "| model/utils.py:12 | 1.0 % ± 0.5 | 2.00 s | log | json/decoder.py:355 raw&#95;decode |"
     assert row in markdown
 
 
 def test_a_terminal_without_the_arrow_shows_ascii() -> None:
-    text = Terminal(100, plain_letters=True).render(storage_in_code())
+    text = Terminal(100, plain_letters=True).render(make_report_with_code())
     assert " augment > PIL/Image.py:2450 Image.resize: 71 % ~ 4 of it" in text.replace(
         "Images.", " "
     )
@@ -222,12 +222,12 @@ def table_lines(report: Report, top: int | None = None) -> list[str]:
 
 
 def test_the_table_by_line() -> None:
-    assert table_lines(storage_in_code()) == [
+    assert table_lines(make_report_with_code()) == [
         "train.py:42 7.00 s 70.0 % Images.augment storage-local",
         "data/utils.py:7 2.00 s 20.0 % collate storage-local",
         "and 1.00 s (10.0 %) without a known stack",
     ]
-    assert table_lines(storage_in_code(), 1)[1:] == [
+    assert table_lines(make_report_with_code(), 1)[1:] == [
         "and 1 more line with 2.00 s, 1.00 s (10.0 %) without a known stack"
     ]
 
@@ -235,13 +235,17 @@ def test_the_table_by_line() -> None:
 def test_thirty_lines_are_shown_and_the_rest_counted() -> None:
     places = tuple(Place("/t.py", line, "f") for line in range(1, 41))
     stacks = tuple(StackTime("a", 0, (at,), S, 1) for at in range(40))
-    report = with_code(storage_verdict(), (), CodeProfile(places, (False,) * 40, stacks, 40))
+    report = add_code_profile(
+        make_storage_report(), (), CodeProfile(places, (False,) * 40, stacks, 40)
+    )
     rows = table_lines(report)
     assert len(rows) == 31
     assert rows[29:] == ["t.py:30 1.00 s 2.5 % f a", "and 10 more lines with 10.00 s"]
 
 
 def test_a_report_without_stacks_says_why() -> None:
-    assert table_lines(storage_verdict()) == ["no Python stacks were recorded"]
+    assert table_lines(make_storage_report()) == ["no Python stacks were recorded"]
     profile = CodeProfile(why_missing="--stacks off was given")
-    assert table_lines(with_code(storage_verdict(), (), profile)) == ["--stacks off was given"]
+    assert table_lines(add_code_profile(make_storage_report(), (), profile)) == [
+        "--stacks off was given"
+    ]

@@ -16,8 +16,8 @@ from clusterprof.output.renderers.text.first_screen import (
     format_evidence_in_words,
 )
 from clusterprof.report.model import Evidence
-from tests.support.cluster_report import cluster
-from tests.support.reports import ALL, storage_verdict
+from tests.support.cluster_report import make_cluster_report
+from tests.support.reports import ALL, make_storage_report
 
 JUDGED = ["storage", "cluster", "two-nodes", "upper-bound"]
 """Reports with a main cause and evidence for it."""
@@ -32,7 +32,7 @@ def test_a_first_screen_has_at_most_40_lines_of_80_columns(name: str) -> None:
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_every_width_from_60_to_200_is_kept(width: int) -> None:
-    lines = Terminal(width, False, full=False).render(cluster(16, 8)).splitlines()
+    lines = Terminal(width, False, full=False).render(make_cluster_report(16, 8)).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= width
 
@@ -57,7 +57,7 @@ def test_no_sentence_has_more_than_25_words(name: str) -> None:
 
 def test_more_loss_without_a_cause_comes_first() -> None:
     """3 s have a cause, 5 s have none: the ranking begins with what is not known."""
-    report = storage_verdict()
+    report = make_storage_report()
     finding = replace(report.findings[0], lost_ns=3 * 10**9)
     report = replace(report, findings=(finding,), unattributed_ns=5 * 10**9)
     screen = build_first_screen(report)

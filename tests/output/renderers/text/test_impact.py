@@ -11,8 +11,8 @@ from clusterprof.output.renderers.json import build_document
 from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.text.impact import describe_impact
 from clusterprof.report.impact import CauseImpact, Impact
-from tests.support.reports import clean
-from tests.support.schema_check import errors
+from tests.support.reports import make_clean_report
+from tests.support.schema_check import list_errors
 
 S = 10**9
 STORAGE = CauseImpact(
@@ -42,7 +42,7 @@ FULL = Impact(
 
 
 def test_every_line() -> None:
-    assert describe_impact(replace(clean(), impact=FULL)) == [
+    assert describe_impact(replace(make_clean_report(), impact=FULL)) == [
         "The steps took 1.7 min; with one cause fixed and all else unchanged, they would end",
         "storage-local: 20.00 s sooner (20.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing"
         " saves 10.00 EUR",
@@ -60,25 +60,25 @@ def test_every_line() -> None:
 def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
     silent = replace(FULL, causes=(BUBBLE,), tokens_per_second=None, samples_per_second=None)
     silent = replace(silent, cost_per_million_tokens=None, efficiency_metrics=(), saved_ns=None)
-    assert describe_impact(replace(clean(), impact=silent)) == [
+    assert describe_impact(replace(make_clean_report(), impact=silent)) == [
         "The steps took 1.7 min. What fixing would save is not known: it is part of the"
         " pipeline schedule."
     ]
-    assert describe_impact(replace(clean(), impact=replace(FULL, job_ns=None))) == []
-    assert describe_impact(clean()) == []
+    assert describe_impact(replace(make_clean_report(), impact=replace(FULL, job_ns=None))) == []
+    assert describe_impact(make_clean_report()) == []
 
 
 def test_names_from_outside_are_made_safe() -> None:
     hostile = replace(FULL, currency="\x1b[31m€\u202e", causes=(replace(STORAGE, cause="\x07x"),))
-    text = Plain().render(replace(clean(), impact=hostile))
+    text = Plain().render(replace(make_clean_report(), impact=hostile))
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
 
 
 def test_the_document_is_as_the_schema_says() -> None:
     folder = Path(clusterprof.output.renderers.__file__).parent / "schema"
     schema = json.loads((folder / "report.schema.json").read_text(encoding="utf-8"))
-    value = build_document(replace(clean(), impact=FULL))
-    assert list(errors(value, schema)) == []
+    value = build_document(replace(make_clean_report(), impact=FULL))
+    assert list(list_errors(value, schema)) == []
     assert value["worth"]["causes"][2] == {
         "cause": "sync-bubble",
         "outside_steps": False,
@@ -92,4 +92,4 @@ def test_the_document_is_as_the_schema_says() -> None:
     }
     assert value["worth"]["lost_cost"] == 15.5
     del value["worth"]["gpus"]
-    assert list(errors(value, schema)) == ["$.worth.gpus is missing"]
+    assert list(list_errors(value, schema)) == ["$.worth.gpus is missing"]

@@ -12,7 +12,7 @@ from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text.life import build_life_tables, describe_life
 from clusterprof.report.life import LIFE_PARTS, Attempt, Life, LifePart
 from clusterprof.report.model import Report
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 SECOND = 1_000_000_000
 TIMES = {"startup": 20, "down": 10, "restart": 20, "lost": 30, "repeated": 5, "training": 115}
@@ -35,7 +35,7 @@ LIFE = Life(
 
 
 def make_report(life: Life | None = LIFE) -> Report:
-    return replace(storage_verdict(), life=life)
+    return replace(make_storage_report(), life=life)
 
 
 def test_the_parts_are_rows_with_shares_and_bars_that_follow_each_other() -> None:

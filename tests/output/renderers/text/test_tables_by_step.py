@@ -7,13 +7,13 @@ from dataclasses import replace
 from clusterprof.output.renderers.text.tables import build_tables
 from clusterprof.report.history import WAITING_FOR_RANKS, History, SlowStep, Wait
 from clusterprof.report.model import UNATTRIBUTED
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 S = 10**9
 
 
 def chiefly(*lost: tuple[str, int], rank: int | None = 0, waits: tuple[Wait, ...] = ()) -> str:
-    report = storage_verdict()
+    report = make_storage_report()
     caused = replace(report.ranks[0], caused=(("cpu-gc", 0), ("storage-object", 5 * S)))
     step = SlowStep(17, 205 * S, 3 * S, rank, lost)
     history = History(0, 100 * S, 4, (), waits=waits, slow_steps=(step,))

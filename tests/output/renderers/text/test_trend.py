@@ -19,7 +19,7 @@ from clusterprof.output.renderers.text.trend import (
 )
 from clusterprof.report.history import History, RankHistory
 from clusterprof.report.model import Report
-from tests.support.reports import S, storage_verdict
+from tests.support.reports import S, make_storage_report
 
 
 def over(percents: list[int], in_step: list[int] | None = None, each_ns: int = S) -> Report:
@@ -28,7 +28,7 @@ def over(percents: list[int], in_step: list[int] | None = None, each_ns: int = S
     lost = tuple(ns * percent // 100 for ns, percent in zip(in_step_ns, percents))
     rank = RankHistory(0, in_step_ns, (("storage-local", lost),), ())
     return dataclasses.replace(
-        storage_verdict(), history=History(0, each_ns, len(percents), (rank,))
+        make_storage_report(), history=History(0, each_ns, len(percents), (rank,))
     )
 
 
@@ -88,7 +88,7 @@ def test_parts_outside_steps_and_short_runs_say_nothing() -> None:
     trend = detect_trend(begun)
     assert trend is not None and (trend.kind, trend.start_ns) == ("steady", 2 * S)
     assert detect_trend(over([5, 5, 5, 40, 40, 40, 40])) is None  # seven parts
-    assert detect_trend(storage_verdict()) is None
+    assert detect_trend(make_storage_report()) is None
 
 
 def test_a_run_of_milliseconds_has_bars_and_times_in_milliseconds() -> None:

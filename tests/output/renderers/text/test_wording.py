@@ -9,7 +9,13 @@ import pytest
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.output.renderers.text import wording
 from clusterprof.output.renderers.text.first_screen import build_first_screen
-from tests.support.kineto_traces import call, document, on_device, step, written
+from tests.support.kineto_traces import (
+    make_device_event,
+    make_runtime_call,
+    make_step,
+    make_trace,
+    write_trace,
+)
 
 MS = 1_000
 
@@ -34,12 +40,12 @@ def test_a_small_loss_without_a_cause_is_not_the_verdict(
     for number in range(10):  # steps of 100 ms; the launch follows the gap, nothing else is seen
         at = number * 100 * MS + idle_ms * MS
         events += [
-            step(number, number * 100 * MS, 100 * MS),
-            call("cudaLaunchKernel", at - 1, 1, number + 1),
-            on_device("gemm", at, (100 - idle_ms) * MS, number + 1),
+            make_step(number, number * 100 * MS, 100 * MS),
+            make_runtime_call("cudaLaunchKernel", at - 1, 1, number + 1),
+            make_device_event("gemm", at, (100 - idle_ms) * MS, number + 1),
         ]
     facts = {"distributedInfo": {"rank": 0, "world_size": 1}}
-    report = analyze(written(tmp_path, document(events, **facts)))
+    report = analyze(write_trace(tmp_path, make_trace(events, **facts)))
     assert report.unattributed_ns > 0.9 * report.lost_ns
     text = (
         wording.describe_unknown_cause(report)

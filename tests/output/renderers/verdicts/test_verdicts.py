@@ -27,9 +27,9 @@ from clusterprof.output.renderers.verdicts.documents import (
     render_verdict_text,
 )
 from clusterprof.report.model import Metric, Report
-from tests.support.gate_runs import run, steady
+from tests.support.gate_runs import draw_step_lengths, make_run
 from tests.support.hostile_names import HOSTILE
-from tests.support.reports import storage_verdict
+from tests.support.reports import make_storage_report
 
 RULES = (
     "gpu.busy_ratio >= 70%",
@@ -41,11 +41,14 @@ RULES = (
 
 def failed(report: Report | None = None, *rules: str, policy: Policy | None = None) -> Verdict:
     chosen = [parse_any_rule(rule) for rule in rules or RULES]
-    return judge_runs(report or storage_verdict(), chosen, policy or Policy())
+    return judge_runs(report or make_storage_report(), chosen, policy or Policy())
 
 
 def changed() -> Verdict:
-    now, before = run("now", steady(seed=1, ms=110), started=2), run("before", steady(seed=2))
+    now, before = (
+        make_run("now", draw_step_lengths(seed=1, ms=110), started=2),
+        make_run("before", draw_step_lengths(seed=2)),
+    )
     return judge_runs(now, [parse_any_rule("step.p50_ns: +5%")], Policy(), (), [before])
 
 
@@ -116,7 +119,7 @@ def test_a_summary_is_cut_with_a_notice() -> None:
 
 
 def test_metrics_of_gitlab() -> None:
-    report = storage_verdict()
+    report = make_storage_report()
     assert render_gitlab_metrics(report, failed()) == (
         "# TYPE clusterprof_gpu_busy_ratio gauge\nclusterprof_gpu_busy_ratio 0.6103\n"
         "# TYPE clusterprof_stall_storage_ratio gauge\nclusterprof_stall_storage_ratio 0.3448\n"
@@ -147,7 +150,7 @@ def test_numbers_are_rounded_the_same_way(value: float, text: str) -> None:
 
 
 def test_a_comment_for_a_pull_request() -> None:
-    text = render_verdict_markdown(failed(), storage_verdict())
+    text = render_verdict_markdown(failed(), make_storage_report())
     lines = text.splitlines()
     marker = "<!-- clusterprof:gate -->"
     assert lines[:2] == [marker, "### ❌ clusterprof gate failed: runs/slow-disk"]
@@ -158,7 +161,7 @@ def test_a_comment_for_a_pull_request() -> None:
 
 
 def test_one_line_for_a_job() -> None:
-    assert format_job_comment(failed(), storage_verdict()) == (
+    assert format_job_comment(failed(), make_storage_report()) == (
         "clusterprof: FAILED, 4 rules (gpu.busy_ratio, step.p95_ns); busy 61%; lost 39%,"
         " most storage-local 34% (node-a vda)"
     )
@@ -183,7 +186,7 @@ def test_json_is_one_document() -> None:
 
 def hostile(text: str) -> tuple[Verdict, Report]:
     """A verdict and a report in which every foreign string is this one."""
-    report = storage_verdict()
+    report = make_storage_report()
     metric = Metric(text, 0.5, "ratio", text)
     culprits = tuple(
         dataclasses.replace(culprit, node=text, resource=text)

@@ -1,0 +1,311 @@
+"""For whom a training thread waits inside steps: who is named, for how much, and who never is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterprof.analysis.attribution.rank.claims import compute_data_wait_breakdown
+from clusterprof.analysis.detectors.awaited_work import (
+    BUSY,
+    CONNECTION,
+    LOCK,
+    TIMER,
+    AwaitedWork,
+    find_awaited_work,
+)
+from clusterprof.analysis.detectors.cpu.contention import CpuContention
+from clusterprof.analysis.detectors.cpu.preprocess import CpuPreprocess
+from clusterprof.analysis.detectors.phases.eval_host import EvalHost
+from clusterprof.analysis.detectors.phases.host_asleep import HostAsleep
+from clusterprof.analysis.timeline.model import PHASE_COMPUTE, LostTime, Process, Rank
+from clusterprof.analysis.timeline.spans import StackSamples
+from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.probe import layout
+from clusterprof.report.code import Place
+from tests.support.builders import (
+    make_header,
+    make_io_samples,
+    make_lost_segments,
+    make_process,
+    make_rank,
+    make_spans,
+    make_thread,
+    ns,
+    parse_activity,
+)
+
+END_S = 10.0
+OUTSIDE, POLL, SLEEP, GET, PUT, POOL = range(2, 8)
+"""Stacks of the training thread: in its own line, which polls or not, in a queue, in a pool."""
+SOURCE = """\
+import os, time
+
+def poll(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+def rest():
+    time.sleep(0.03)
+"""
+POLL_LINE, SLEEP_LINE = 5, 8
+
+
+def stack_table(file: str) -> StackTable:
+    places = (
+        Place("/job/train.py", 1, "main"),
+        Place("/job/train.py", 2, "ask"),
+        Place(file, POLL_LINE, "poll"),
+        Place(file, SLEEP_LINE, "rest"),
+        Place("/usr/lib/python3.11/multiprocessing/queues.py", 1, "Queue.get"),
+        Place("/usr/lib/python3.11/multiprocessing/queues.py", 2, "Queue.put"),
+        Place("/usr/lib/python3.11/multiprocessing/pool.py", 1, "IMapIterator.next"),
+    )
+    return StackTable(places, np.array([0, 0, *[1] * 6]), np.array([-1, 0, 1, 2, 3, 4, 5, 6]))
+
+
+def sample_stacks(stack: int, state: str) -> StackSamples:
+    start = np.arange(0, ns(END_S), ns(0.1), dtype=np.int64)
+    zero = np.zeros(start.size, np.int64)
+    states = zero + ord(state)
+    return StackSamples(start, start, zero, zero + stack, zero + ns(0.1), zero, states)
+
+
+def job(
+    doing: str,
+    *others: Process,
+    stack: int = 0,
+    state: str = "S",
+    file: str = "/gone.py",
+    node: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Rank:
+    """A rank of 10 s whose training thread does something beside other processes."""
+    main = make_process(
+        100,
+        spans={layout.STEP: make_spans((0, END_S, 0, 0, 0, 0))},
+        thread=make_thread(parse_activity(doing), END_S),
+        **(more or {}),
+    )
+    if stack:
+        main = replace(main, stacks=sample_stacks(stack, state))
+    timeline = make_rank(END_S, main, node=replace(make_header(), **(node or {})))
+    known = {item.pid: item for item in (main, *others)}
+    chunk = replace(timeline.chunk, processes=known, stacks=stack_table(file))
+    return replace(timeline, chunk=chunk)
+
+
+def helper(doing: str, pid: int = 201, parent: int = 100, **more: Any) -> Process:
+    return make_process(pid, parent, thread=make_thread(parse_activity(doing), END_S), **more)
+
+
+def pieces() -> LostTime:
+    """The whole job as one lost segment of 10 s of which 8 are lost."""
+    return make_lost_segments((0, END_S, 8, PHASE_COMPUTE), step=3)
+
+
+def find_alone(timeline: Rank) -> AwaitedWork:
+    (work,) = find_awaited_work(timeline, pieces())
+    return work
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    file = tmp_path / "feed.py"
+    file.write_text(SOURCE)
+    return str(file)
+
+
+LATER = {"started": {"monotonic_ns": 0, "boottime_ns": 0, "realtime_ns": 1 << 62}}
+"""A recording that began after the file of the job was written."""
+POLLS = "U1 S9"
+
+
+def test_a_poll_names_the_only_process_that_was_active(source: str) -> None:
+    # Asleep for 9 of 10 s in a loop that polls. The child computes for 9 s and rests for one:
+    # 0.9 x 0.9 of the lost time.
+    work = find_alone(job(POLLS, helper("U9 I1"), stack=POLL, file=source, node=LATER))
+    assert (work.place, work.resource) == (TIMER, "process python pid 201")
+    assert (work.takes_output, work.is_sure) == (False, True)
+    np.testing.assert_allclose(work.share, [0.9])
+    np.testing.assert_allclose(work.active_share, [0.81])
+
+
+def test_a_process_that_the_job_did_not_start_is_less_sure(source: str) -> None:
+    other = helper("U10", parent=1)
+    assert not find_alone(job(POLLS, other, stack=POLL, file=source, node=LATER)).is_sure
+
+
+@pytest.mark.parametrize(
+    ("stack", "node"),
+    [
+        (SLEEP, LATER),  # the line is in no loop: the sleep is the reason
+        (POLL, {}),  # the file may have changed since: not known
+        (0, LATER),  # no stacks
+    ],
+)
+def test_beside_a_sleep_a_busy_process_is_innocent(
+    stack: int, node: Mapping[str, Any], source: str
+) -> None:
+    timeline = job(POLLS, helper("U10"), stack=stack, file=source, node=node)
+    assert find_awaited_work(timeline, pieces()) == ()
+
+
+def test_of_two_active_processes_none_is_named(source: str) -> None:
+    both = helper("U10"), helper("U10", 202)
+    assert not find_awaited_work(job(POLLS, *both, stack=POLL, file=source, node=LATER), pieces())
+
+
+def test_a_process_that_is_mostly_idle_is_not_awaited(source: str) -> None:
+    timeline = job(POLLS, helper("U1 I4 U4 I1"), stack=POLL, file=source, node=LATER)
+    assert find_awaited_work(timeline, pieces()) == ()
+
+
+def count_up(per_s: int, *, twice: bool = False) -> list[int]:
+    return [at * per_s * (2 if twice else 1) for at in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        (50_000, True),  # all that the training process reads
+        (25_000, True),  # read twice
+        (10_000, False),  # a fifth: a log
+        (80_000, False),  # more than it reads
+    ],
+)
+def test_the_writer_of_what_is_read_is_named_without_the_source(written: int, named: bool) -> None:
+    times = list(range(11))
+    reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
+    writer = helper(
+        "U10", io=make_io_samples(times, write_chars=count_up(written), read_chars=count_up(0))
+    )
+    other = helper(
+        "U10", 202, io=make_io_samples(times, write_chars=count_up(0), read_chars=count_up(0))
+    )
+    works = find_awaited_work(job(POLLS, writer, other, more=reading), pieces())
+    assert [(work.pids, work.is_sure) for work in works] == [((201,), True)] * named
+
+
+REQUESTS = "U1 W4 U1 W4"
+
+
+@pytest.mark.parametrize(
+    ("serving", "named"),
+    [
+        ("I1 U4 I1 U4", True),  # computes while it is waited for, and only then
+        ("U10", False),  # always busy: the answer may come from another machine
+        ("I1 U2 I3 U2 I2", False),  # active in half of the waits
+    ],
+)
+def test_a_server_works_on_request(serving: str, named: bool) -> None:
+    works = find_awaited_work(job(REQUESTS, helper(serving, parent=1)), pieces())
+    assert bool(works) == named
+    if named:
+        assert (works[0].place, works[0].is_sure) == (CONNECTION, True)
+        np.testing.assert_allclose(works[0].share, [0.8])
+        # 8 of 10 s on a CPU, all of them in waits: 0.8 / 0.8 of these
+        np.testing.assert_allclose(works[0].active_share, [0.8], atol=0.02)
+
+
+def test_without_connections_to_other_machines_the_server_is_here() -> None:
+    listed = {"collectors": [{"name": "sockets", "status": "available"}]}
+    work = find_alone(job(REQUESTS, helper("U10"), node=listed))
+    assert work.pids == (201,)
+
+
+def test_a_full_queue_names_who_takes_from_it() -> None:
+    work = find_alone(job("U1 L9", helper("U10"), stack=PUT))
+    assert (work.place, work.takes_output, work.pids) == (LOCK, True, (201,))
+    timeline = job("U1 L9", helper("U6 R4"), stack=PUT)
+    breakdown = compute_data_wait_breakdown(timeline, pieces())
+    got = EvalHost().claim(timeline, pieces(), breakdown, EvalHost.Limits())
+    assert got is not None
+    # 0.9 of the lost time in waits; the logger has a CPU for 6 of 10 s
+    np.testing.assert_allclose(got.share, [0.54])
+    assert (got.grade, got.resource) == ("B", "process python pid 201")
+    starved = CpuContention().claim(timeline, pieces(), breakdown, CpuContention.Limits())
+    assert starved is not None
+    np.testing.assert_allclose(starved.share, [0.36])
+    assert starved.resource == "process python pid 201"
+
+
+def test_an_empty_queue_names_who_fills_it_and_what_it_did() -> None:
+    timeline = job("U1 L9", helper("U5 D5"), stack=GET)
+    breakdown = compute_data_wait_breakdown(timeline, pieces())
+    np.testing.assert_allclose(breakdown.user_cpu, [0.45])
+    np.testing.assert_allclose(breakdown.unknown, [1 - 0.9])
+    assert breakdown.worker_pid.tolist() == [201]
+    got = CpuPreprocess().claim(timeline, pieces(), breakdown, CpuPreprocess.Limits())
+    assert got is not None
+    np.testing.assert_allclose(got.share, [0.45])
+    numbers = {item.name: item.value for item in got.evidence}
+    assert numbers == pytest.approx({"awaited.on_cpu_ratio": 0.5, "awaited.waiting_ratio": 0.9})
+
+
+def test_a_lock_without_a_known_call_is_nobodys() -> None:
+    assert find_awaited_work(job("U1 L9", helper("U10"), stack=OUTSIDE), pieces()) == ()
+    assert find_awaited_work(job("U1 L9", helper("U10")), pieces()) == ()
+
+
+def test_the_processes_of_a_pool_are_named_together() -> None:
+    both = helper("U5 I5"), helper("I5 U5", 202)
+    work = find_alone(job("U1 L9", *both, stack=POOL))
+    assert (work.pids, work.resource) == ((201, 202), "2 processes python pid 201, 202")
+    # each computes for half of the time: 0.5 in the mean, which is also the most of each
+    np.testing.assert_allclose(work.active_share, [0.45])
+
+
+def test_a_thread_that_writes_is_named_as_a_thread() -> None:
+    timeline = job("U1 L9", stack=PUT)
+    timeline.main.threads[101] = make_thread(parse_activity("D10"), END_S)  # type: ignore[index]
+    work = find_alone(timeline)
+    assert (work.tid, work.resource) == (101, "thread  101")
+
+
+def test_other_ranks_and_their_processes_are_not_awaited(source: str) -> None:
+    other = helper("U10", parent=1, spans={layout.STEP: make_spans((0, END_S, 0, 0, 0, 0))})
+    child = helper("U10", 202, parent=201)
+    timeline = job(POLLS, other, child, stack=POLL, file=source, node=LATER)
+    assert find_awaited_work(timeline, pieces()) == ()
+
+
+def test_a_loop_that_polls_without_a_pause(source: str) -> None:
+    timeline = job("U10", helper("U10"), stack=POLL, state="R", file=source, node=LATER)
+    work = find_alone(timeline)
+    assert work.place == BUSY
+    np.testing.assert_allclose(work.active_share, [1.0])
+
+
+def claim_sleep(timeline: Rank) -> tuple[float, Mapping[str, float]]:
+    breakdown = compute_data_wait_breakdown(timeline, pieces())
+    got = HostAsleep().claim(timeline, pieces(), breakdown, HostAsleep.Limits())
+    assert got is not None
+    return float(got.share[0]), {item.name: item.value for item in got.evidence}
+
+
+def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: str) -> None:
+    known: dict[str, Any] = {"stack": POLL, "file": source, "node": LATER}
+    assert claim_sleep(job(POLLS, helper("U10"), **known))[0] == 0.0
+    share, numbers = claim_sleep(job(POLLS, **known))
+    # 9 of 10 s asleep; of the 8 s that are lost, as much as chance would have it
+    assert share == pytest.approx(0.9)
+    assert numbers["thread.polling_ratio"] == 1.0
+    share, numbers = claim_sleep(job(POLLS, helper("U10"), **{**known, "stack": SLEEP}))
+    assert share == pytest.approx(0.9)
+    assert "thread.polling_ratio" not in numbers
+
+
+def list_pids(works: Sequence[AwaitedWork]) -> list[int]:
+    return [pid for work in works for pid in work.pids]
+
+
+def test_a_healthy_poll_costs_nothing(source: str) -> None:
+    # The feeder is ahead and rests; the loop hardly ever waits.
+    timeline = job("U9.8 S0.2", helper("U3 I7"), stack=POLL, file=source, node=LATER)
+    assert list_pids(find_awaited_work(timeline, pieces())) == []
