@@ -1,8 +1,8 @@
 """Evaluations and saves: whole functions of a framework; only the outermost call is recorded.
 
 A loop without a framework evaluates between `model.eval()` and `model.train()`: if no optimizer
-steps meanwhile, that is an evaluation, too. It ends earlier if the loop asks for a batch with
-gradients enabled.
+steps meanwhile, that is an evaluation, too, unless every step has one. It ends earlier if the loop
+asks for a batch with gradients enabled.
 
 A framework's save calls `torch.save` for each part of a checkpoint: one span, with the
 bytes of all parts. Calls in other threads than the training thread, or in helper
@@ -34,6 +34,7 @@ evaluating_threads: Dict[int, List[int]] = {}
 open_evaluations: Dict[int, List[Any]] = {}
 """By id(): weak references to models that are being evaluated, start and end, ns; end 0 = open."""
 
+_evaluated_at = -2  # steps at the end of the last evaluation
 _saved_part_bytes: Dict[int, List[int]] = {}  # by thread: bytes of the ended parts of its save
 _OPEN_MARKS = {layout.EVAL: evaluating_threads, layout.CHECKPOINT: _saved_part_bytes}
 
@@ -107,9 +108,12 @@ def bound_evaluations(now_ns: int) -> None:
 def finish_evaluation(model: Any, caller: CodeType, train: CodeType) -> None:
     """Record the evaluation of a model that was set to training mode by the job itself.
 
+    One in every step is none, except for the first, which cannot be told from others.
+
     caller, train: code of the function that called `train`, and that of `train`, which sets the
     modules within a model: a layer that stays in evaluation mode is no evaluation.
     """
+    global _evaluated_at
     wrapped = model.__dict__.get("_modules", {}).get("module")  # of DistributedDataParallel
     for trained in (model, wrapped):
         evaluation = open_evaluations.get(id(trained))
@@ -118,6 +122,9 @@ def finish_evaluation(model: Any, caller: CodeType, train: CodeType) -> None:
     if evaluation is None or evaluation[0]() is not trained or caller is train:
         return
     open_evaluations.clear()
+    steps, _evaluated_at = annotations.count_steps() - _evaluated_at, annotations.count_steps()
+    if steps <= 1:
+        return  # in every step: part of training, such as rollouts or text that is generated
     if annotations.is_training_thread(get_ident()) and not ring.is_helper():
         ring.emit(layout.EVAL, evaluation[1], evaluation[2] or monotonic_ns(), 0)
 

@@ -58,6 +58,13 @@ step()  # trains in evaluation mode
 net.train()
 step()
 """
+ROLLOUTS = """
+step()
+for batch in range(4):
+    validate()
+    net.train()
+    step()
+"""
 LATE = """
 step()
 validate()
@@ -73,6 +80,7 @@ for batch in rows:  # the wait for the first batch is one of training
         pytest.param(USUAL, 2, id="usual"),
         pytest.param(WITHIN_WRAPPER, 1, id="within-wrapper"),
         pytest.param(FROZEN, 0, id="frozen"),
+        pytest.param(ROLLOUTS, 1, id="in-every-step"),  # the first
     ],
 )
 def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None:
