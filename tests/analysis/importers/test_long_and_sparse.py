@@ -36,9 +36,9 @@ def rows_by_segment(node: NodeTables) -> list[list[tuple[object, ...]]]:
 def test_stretches_of_a_second_pass_over_silence_and_keep_the_order_of_streams() -> None:
     node = NodeTables("a", "test")
     seconds = np.array([0.0, 0.5, 1.5, 9.25, 9.75])
-    node.series("gpu.power_watts", "far", (np.array([9.5]) * S).astype(np.int64), [1.0])
-    node.series("gpu.power_watts", "near", (seconds * S).astype(np.int64), seconds)
-    node.spans(7, layout.STEP, [0, 1 * S], [1 * S, 3 * S])
+    node.add_series("gpu.power_watts", "far", (np.array([9.5]) * S).astype(np.int64), [1.0])
+    node.add_series("gpu.power_watts", "near", (seconds * S).astype(np.int64), seconds)
+    node.add_spans(7, layout.STEP, [0, 1 * S], [1 * S, 3 * S])
     assert rows_by_segment(node) == [
         [(["near"], [0.0, 0.5])],
         [(["near"], [1.5]), (7, [1.0])],

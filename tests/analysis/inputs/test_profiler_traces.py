@@ -67,8 +67,8 @@ def traced(rank: int = 0, from_ms: int = 200) -> NodeTables:
     """The same device from 200 to 400 ms on a clock of its own, 50 ms after the wall clock."""
     own_ms = from_ms + 50
     node = NodeTables("", "kineto", wall_minus_own_ns=BOOT_NS - 50 * MS)
-    node.rank(99, rank=rank, world_size=1, device="gpu0")
-    node.busy(
+    node.add_rank(99, rank=rank, world_size=1, device="gpu0")
+    node.add_busy_time(
         "gpu0",
         np.array([own_ms, own_ms + 100]) * MS,
         np.array([own_ms + 50, own_ms + 200]) * MS,

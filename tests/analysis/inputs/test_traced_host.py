@@ -22,11 +22,11 @@ S = 1_000_000_000
 def job(folder: Path, *idle: tuple[float, float]) -> NodeTables:
     """Ten seconds in two steps, 1 and 2, on a device that is idle in between."""
     node = NodeTables("host", "kineto")
-    node.device("gpu0")
-    node.rank(7, rank=0, world_size=1, device="gpu0")
-    node.spans(7, layout.STEP, [0, 5 * S], [5 * S, 10 * S], a=[1, 2], b=2)
+    node.add_device("gpu0")
+    node.add_rank(7, rank=0, world_size=1, device="gpu0")
+    node.add_spans(7, layout.STEP, [0, 5 * S], [5 * S, 10 * S], a=[1, 2], b=2)
     edges = np.array([0, *(round(t * S) for value in idle for t in value), 10 * S], np.int64)
-    node.busy("gpu0", edges[0::2], edges[1::2], 0, 10 * S)
+    node.add_busy_time("gpu0", edges[0::2], edges[1::2], 0, 10 * S)
     return node
 
 
@@ -40,7 +40,7 @@ def books(folder: Path, node: NodeTables) -> dict[str, int]:
 
 def test_a_late_launch_is_launching_and_queued_work_is_assigned_to_no_rank(tmp_path: Path) -> None:
     node = job(tmp_path, (1, 3), (6, 7))
-    node.spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
+    node.add_spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
     # launching explains 1 of the 2 s in which nothing was queued, and nothing of the other gap
     assert books(tmp_path, node) == {"launch-bound": S, "unattributed": 2 * S}
 
@@ -48,17 +48,17 @@ def test_a_late_launch_is_launching_and_queued_work_is_assigned_to_no_rank(tmp_p
 def test_a_gap_that_begins_in_a_wait_for_the_device_is_the_waits(tmp_path: Path) -> None:
     """It waits for the device until 2.5 s, and launches until 3 s and in all of the second gap."""
     node = job(tmp_path, (1, 3), (3.5, 4.5))
-    node.spans(7, layout.SYNC, [0], [5 * S // 2], a=layout.WHOLE_NS, b=1)
+    node.add_spans(7, layout.SYNC, [0], [5 * S // 2], a=layout.WHOLE_NS, b=1)
     gaps = [1 * S, 7 * S // 2], [3 * S, 9 * S // 2]
-    node.spans(7, layout.STARVED, *gaps, a=[S // 2, S], b=[3 * S // 2, 0])
+    node.add_spans(7, layout.STARVED, *gaps, a=[S // 2, S], b=[3 * S // 2, 0])
     assert books(tmp_path, node) == {"h2d-sync": 2 * S, "launch-bound": S}
 
 
 def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Path) -> None:
     """4 s of waiting: 1 s in reads from nobody knows where, 1 s from a network, 1 s computing."""
     node = job(tmp_path, (1, 5))
-    node.spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
-    node.spans(
+    node.add_spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
+    node.add_spans(
         7,
         layout.LOADING,
         [1 * S, 2 * S, 3 * S],
@@ -77,12 +77,12 @@ def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Pat
 
 def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -> None:
     node = NodeTables("host", "kineto")
-    node.rank(7, rank=0, world_size=1)
-    node.spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
+    node.add_rank(7, rank=0, world_size=1)
+    node.add_spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
     no_loss = describe_no_loss(analyze(tmp_path / "run"))
     assert no_loss == "Too little was seen to judge the job: a single step."
-    node.spans(7, layout.STEP, [5 * S], [9 * S], a=[2], b=2)
+    node.add_spans(7, layout.STEP, [5 * S], [9 * S], a=[2], b=2)
     write_node(tmp_path / "longer" / "n", node.header(), node.records())
     no_loss = describe_no_loss(analyze(tmp_path / "longer"))
     assert no_loss == (
@@ -107,11 +107,11 @@ def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> Non
 def launches_late(node: NodeTables) -> NodeTables:
     """From 2 s on, 20 steps of 0.4 s; the device is idle for 0.2 s of each: the host is late."""
     at = 2 * S + np.arange(20, dtype=np.int64) * (2 * S // 5)
-    node.device("gpu0")
-    node.rank(7, device="gpu0")
-    node.spans(7, layout.STEP, at, at + 2 * S // 5, a=np.arange(20), b=2)
-    node.spans(7, layout.STARVED, at, at + S // 5, a=S // 5)
-    node.busy("gpu0", at + S // 5, at + 2 * S // 5, 0, 10 * S)
+    node.add_device("gpu0")
+    node.add_rank(7, device="gpu0")
+    node.add_spans(7, layout.STEP, at, at + 2 * S // 5, a=np.arange(20), b=2)
+    node.add_spans(7, layout.STARVED, at, at + S // 5, a=S // 5)
+    node.add_busy_time("gpu0", at + S // 5, at + 2 * S // 5, 0, 10 * S)
     return node
 
 
@@ -136,8 +136,8 @@ def test_a_window_of_a_job_has_no_start_up_no_end_and_no_batch_size(tmp_path: Pa
 
 def test_a_trace_without_a_rank_number_has_no_loader_of_rank_none(tmp_path: Path) -> None:
     node = launches_late(NodeTables("", "kineto", key="trace"))
-    node.spans(7, layout.DATA_WAIT, [2 * S], [2 * S + S // 5], a=0, b=0, c=0)
-    node.spans(7, layout.LOADING, [2 * S], [2 * S + S // 5], b=S // 5)
+    node.add_spans(7, layout.DATA_WAIT, [2 * S], [2 * S + S // 5], a=0, b=0, c=0)
+    node.add_spans(7, layout.LOADING, [2 * S], [2 * S + S // 5], b=S // 5)
     write_node(tmp_path / "run" / "n", node.header(), node.records())
     report = analyze(tmp_path / "run")
     (preparing,) = (f for f in report.findings if f.cause.id == "cpu-preprocess")

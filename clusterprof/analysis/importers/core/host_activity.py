@@ -325,8 +325,10 @@ def add_host_work(
     listed = np.argsort(-amount_ns, kind="stable")[: min(MAX_NAMES, int((amount_ns > 0).sum()))]
     number = np.full(len(names) + 1, -1, np.int64)
     number[listed] = np.arange(listed.size)
-    node.spans(pid, layout.HOST_WORK, start, end, activity, number[name])  # -1 takes the last, -1
-    node.host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
+    node.add_spans(
+        pid, layout.HOST_WORK, start, end, activity, number[name]
+    )  # -1 takes the last, -1
+    node.add_host_functions(pid, [_shorten_name(names[row]) for row in listed.tolist()])
 
 
 def _shorten_name(name: str) -> str:

@@ -1,13 +1,13 @@
 """Data of one node from a foreign file: collected as numpy tables, yielded as records.
 
     node = NodeTables("dgx-07", "kineto", wall_minus_own_ns=0)
-    node.device("gpu0", vendor="nvidia", name="H100")
-    node.rank(pid=4711, rank=3, world_size=8, device="gpu0")
-    node.spans(4711, layout.STEP, start_ns, end_ns, a=numbers, b=2)
+    node.add_device("gpu0", vendor="nvidia", name="H100")
+    node.add_rank(pid=4711, rank=3, world_size=8, device="gpu0")
+    node.add_spans(4711, layout.STEP, start_ns, end_ns, a=numbers, b=2)
     group = compute_group_number([0, 1])
-    node.collectives(4711, start_ns, end_ns, group, number, exposed_ns=exposed_ns)
-    node.busy("gpu0", start_ns, end_ns, from_ns, until_ns)     # exact intervals
-    node.series("gpu.busy_ratio", "gpu0", t_ns, values)
+    node.add_collectives(4711, start_ns, end_ns, group, number, exposed_ns=exposed_ns)
+    node.add_busy_time("gpu0", start_ns, end_ns, from_ns, until_ns)     # exact intervals
+    node.add_series("gpu.busy_ratio", "gpu0", t_ns, values)
     header, records = node.header(), node.records()
 
 Times are int64 ns of one clock per node with any zero; they must not be negative. Tables may be
@@ -125,11 +125,11 @@ class NodeTables:
 
     # Devices, ranks and process groups
 
-    def device(self, id_: str, **facts: Any) -> None:
+    def add_device(self, id_: str, **facts: Any) -> None:
         """Add an accelerator, or facts about it: vendor, name, uuid, memory_bytes, …"""
         self._devices.setdefault(id_, {"id": id_}).update(facts)
 
-    def rank(
+    def add_rank(
         self,
         pid: int,
         rank: int | None = None,
@@ -155,20 +155,20 @@ class NodeTables:
             "variables": {},
         }
 
-    def host_functions(self, pid: int, names: Sequence[str]) -> None:
+    def add_host_functions(self, pid: int, names: Sequence[str]) -> None:
         """Add the names of functions to which the `host_work` spans of a process refer."""
         self._ranks[pid]["host_functions"] = list(names)
 
-    def without_framework(self, pid: int) -> None:
+    def mark_without_framework(self, pid: int) -> None:
         """Add that nothing of PyTorch or another framework was seen in a process."""
         self._ranks[pid]["framework"] = "none"
 
-    def with_xla(self) -> None:
+    def mark_as_xla(self) -> None:
         """Add that the programs of all processes so far were compiled by XLA."""
         for rank in self._ranks.values():
             rank["framework"] = "xla"
 
-    def group(self, pid: int, group: int, ranks: Sequence[int], name: str = "") -> None:
+    def add_group(self, pid: int, group: int, ranks: Sequence[int], name: str = "") -> None:
         """Add the global ranks of a process group; `pid` is one of its processes.
 
         name: what the report calls it where all its ranks are alike slow ("stage 1").
@@ -178,13 +178,13 @@ class NodeTables:
             members = sorted(map(int, ranks))
             self._groups.append({"pid": pid, "group": group, "ranks": members, **named})
 
-    def event(self, t_ns: int, kind: str, **attributes: Any) -> None:
+    def add_event(self, t_ns: int, kind: str, **attributes: Any) -> None:
         """Add an event (`Event`) at `t_ns`."""
         self._events.append(Event(int(t_ns), kind, attributes))
 
     # Spans and series
 
-    def spans(
+    def add_spans(
         self,
         pid: int,
         kind: int,
@@ -203,7 +203,7 @@ class NodeTables:
         table = self._spans.setdefault(pid, SpanTable())
         return table.add(start_ns, end_ns, kind, a, b, c, d)
 
-    def named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
+    def add_named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:
         """Add spans under a user-defined name; at most 64 names per process are kept.
 
         start_ns, end_ns: int64[n], ns.
@@ -215,9 +215,9 @@ class NodeTables:
                 return
             kind = layout.FIRST_USER_KIND + len(names)
             names[kind] = name
-        self.spans(pid, kind, start_ns, end_ns)
+        self.add_spans(pid, kind, start_ns, end_ns)
 
-    def collectives(
+    def add_collectives(
         self,
         pid: int,
         start_ns: ArrayLike,
@@ -241,12 +241,14 @@ class NodeTables:
         form = np.asarray(operation, np.int64) | layout.BLOCKING << layout.FORM_SHIFT
         form = form | (np.asarray(peer, np.int64) + 1) << layout.PEER_SHIFT
         start = np.asarray(start_ns, np.int64)
-        first = self.spans(pid, layout.COLLECTIVE, start, end_ns, group, number, bytes_, form)
+        first = self.add_spans(pid, layout.COLLECTIVE, start, end_ns, group, number, bytes_, form)
         if exposed_ns is not None:
             rows = first + np.arange(start.size)
-            self.spans(pid, layout.EXPOSED_COLLECTIVE, start, end_ns, rows, exposed_ns)
+            self.add_spans(pid, layout.EXPOSED_COLLECTIVE, start, end_ns, rows, exposed_ns)
 
-    def busy(self, device: str, start_ns: Int, end_ns: Int, from_ns: int, until_ns: int) -> None:
+    def add_busy_time(
+        self, device: str, start_ns: Int, end_ns: Int, from_ns: int, until_ns: int
+    ) -> None:
         """Add the busy intervals of a device as the counter `gpu.busy_ns_total`.
 
         start_ns, end_ns: int64[n], ns, sorted and disjoint, within [from_ns, until_ns].
@@ -257,7 +259,7 @@ class NodeTables:
             BusyCounter(name, device, start, duration, int(from_ns), int(until_ns))
         )
 
-    def series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
+    def add_series(self, signal: str, device: str, t_ns: ArrayLike, values: ArrayLike) -> None:
         """Add readings of one of our signals, sorted by time.
 
         t_ns: int64[n], ns. values: int64[n] or float64[n] in the signal's unit; NaN means not
@@ -271,14 +273,14 @@ class NodeTables:
         mask = missing if missing.any() else None
         self._columns.append(Column(signal, device, t, v.astype(np.float64), mask))
 
-    def unmeasured_device(self, device: str, from_ns: int, until_ns: int) -> None:
+    def add_unmeasured_device(self, device: str, from_ns: int, until_ns: int) -> None:
         """Add a device that the file does not show: it is not known when it was busy.
 
         Without it, only the waits that the file shows would count as lost.
         """
-        self.device(device)
+        self.add_device(device)
         t_ns = list_unread_times(from_ns, until_ns, np.array([from_ns, until_ns], np.int64))
-        self.series(GPU_BUSY.name, device, t_ns, np.full(t_ns.size, np.nan))  # unread
+        self.add_series(GPU_BUSY.name, device, t_ns, np.full(t_ns.size, np.nan))  # unread
 
     # Conversion to records
 

@@ -324,7 +324,7 @@ def add_stack_samples(
         return 0
     first_ns = min(int(t_ns[0]) for t_ns, _, _ in samples)
     for attributes in table.list_definitions(pid):
-        node.event(first_ns, "stacks-defined", **attributes)
+        node.add_event(first_ns, "stacks-defined", **attributes)
     for thread, (t_ns, stack, interval) in enumerate(threads):
-        node.spans(pid, layout.STACK_SAMPLE, t_ns, t_ns, stack, interval, thread, 0)
+        node.add_spans(pid, layout.STACK_SAMPLE, t_ns, t_ns, stack, interval, thread, 0)
     return sum(t_ns.size for t_ns, _, _ in samples)

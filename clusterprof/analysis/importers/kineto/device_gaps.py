@@ -319,7 +319,7 @@ def add_exposed_copies(
     copies = find_exposed_copies(
         start, end, work.bytes_of(rows), work.kind[rows] == classify.COPY_IN, hidden
     )
-    node.spans(pid, layout.EXPOSED_COPY, *copies)
+    node.add_spans(pid, layout.EXPOSED_COPY, *copies)
 
 
 class ProcessGroups:
@@ -397,7 +397,7 @@ def add_collectives(
     group = groups.split_early(group, is_early)
     number = _compute_numbers(group, sequence, operation, peer, message)
     number = _count_back_early(group, number, is_early)
-    row = node.spans(
+    row = node.add_spans(
         pid,
         layout.COLLECTIVE,
         collectives.start,
@@ -408,7 +408,7 @@ def add_collectives(
         operation | (peer + 1) << layout.PEER_SHIFT,
     )
     rows = row + np.arange(collectives.row.size)
-    node.spans(
+    node.add_spans(
         pid,
         layout.EXPOSED_COLLECTIVE,
         collectives.first_uncovered,
@@ -417,7 +417,7 @@ def add_collectives(
         collectives.exposed,
     )
     for group_id, members in groups.members.items():
-        node.group(pid, group_id, members)
+        node.add_group(pid, group_id, members)
     account.read["communication operations"] += collectives.row.size
     if any(description.group is None for description in descriptions):
         account.notes.append(

@@ -139,7 +139,7 @@ def add_host_spans(
     if host.copies is not None:
         to_device = host.copies.to_device
         copies = host.copies
-        node.spans(
+        node.add_spans(
             pid,
             layout.H2D,
             copies.start[to_device],
@@ -152,7 +152,7 @@ def add_host_spans(
         start, end, _ = host.marks.of(kind)
         if kind != classify.OPTIMIZER:
             start, end = join_intervals(start, end)
-        node.spans(pid, span_kind, start, end, a, b)
+        node.add_spans(pid, span_kind, start, end, a, b)
     if host.copies is None:
         _count_host_collectives(host.marks, main, account)
 
@@ -201,11 +201,11 @@ def _add_data_waits(
         if outside.any():
             account.skipped["waits for data outside the steps"] += int(np.count_nonzero(outside))
             start, end = start[~outside], end[~outside]
-        node.spans(pid, layout.DATA_WAIT, start, end, -1, loader, workers, -1)
+        node.add_spans(pid, layout.DATA_WAIT, start, end, -1, loader, workers, -1)
         account.read["waits for data"] += start.size
         if kind == classify.LOADER_WITHOUT_WORKERS and start.size and main in operators:
             computed = CoverageIndex(*operators[main]).covered_within(start, end)
-            node.spans(pid, layout.LOADING, start, end, 0, computed, 0, 0)
+            node.add_spans(pid, layout.LOADING, start, end, 0, computed, 0, 0)
 
 
 def _add_device_syncs(node: NodeTables, pid: int, start: Int, end: Int) -> None:
@@ -222,7 +222,7 @@ def _add_device_syncs(node: NodeTables, pid: int, start: Int, end: Int) -> None:
     count = np.diff(np.append(opens, start.size))
     last = np.append(opens[1:], start.size) - 1
     ns = np.add.reduceat(wait_ns, opens)
-    node.spans(pid, layout.SYNC, start[opens], reach[last], ns, count)
+    node.add_spans(pid, layout.SYNC, start[opens], reach[last], ns, count)
 
 
 def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> None:
@@ -239,7 +239,7 @@ def _add_allocator_spans(node: NodeTables, pid: int, calls: RuntimeCalls) -> Non
     mallocs = np.bincount(np.searchsorted(seconds, alloc_ends // SECOND_NS), minlength=seconds.size)
     frees = np.bincount(np.searchsorted(seconds, free_ends // SECOND_NS), minlength=seconds.size)
     last = np.append(first[1:], ends.size) - 1
-    node.spans(pid, layout.ALLOCATOR, ends[first], ends[last], -1, mallocs, frees, 0)
+    node.add_spans(pid, layout.ALLOCATOR, ends[first], ends[last], -1, mallocs, frees, 0)
 
 
 def _count_host_collectives(marks: Marks, main: int, account: Account) -> None:

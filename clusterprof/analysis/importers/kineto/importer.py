@@ -441,14 +441,14 @@ def _add_process(
     id_ = ""
     if device is not None:
         id_ = f"gpu{device.key}" if isinstance(device.key, int) else str(device.key)[:40]
-        node.device(id_, **identity.devices.get(device.key, {}))  # type: ignore[call-overload]
-    node.rank(pid, identity.rank if not index else None, identity.world_size, id_)
+        node.add_device(id_, **identity.devices.get(device.key, {}))  # type: ignore[call-overload]
+    node.add_rank(pid, identity.rank if not index else None, identity.world_size, id_)
     own_calls = _select_calls_of_threads(calls, of_process)
     own_marks = marks.of_threads(of_process)
     process_steps = _find_steps(
         own_marks, device, calls, account, gathered, of_process, step_marks, window
     )
-    node.spans(
+    node.add_spans(
         pid, layout.STEP, process_steps.start, process_steps.end, process_steps.number, 2, -1, -1
     )
     if not index:
@@ -572,12 +572,12 @@ def _add_device_activity(
     from_ns, until_ns = int(process_steps.start[0]), int(process_steps.end[-1])
     start, end = join_sorted_chunks(work.chunks())
     low, high = min(from_ns, int(work.start[0])), max(until_ns, work.last_end())
-    node.busy(id_, start, end, low, high)
+    node.add_busy_time(id_, start, end, low, high)
     del start, end
     parts = []
     for gaps in find_starved_gaps(work, calls, activity, from_ns, until_ns):
         host_times = (gaps.launching, gaps.in_sync, gaps.in_memory, gaps.in_copy)
-        node.spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
+        node.add_spans(pid, layout.STARVED, gaps.start, gaps.end, *host_times)
         parts.append(activity.work.within(gaps.start, gaps.end))
         gathered.account.read["gaps with a late host"] += gaps.start.size
     add_host_work(node, pid, parts, list(gathered.function_names))

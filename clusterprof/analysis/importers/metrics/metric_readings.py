@@ -159,12 +159,12 @@ class MetricReadings:
             for signal, device, t_ns, values in (*series, *_sum_cores(series)):
                 if np.isnan(values).all():  # the parts were never read at the same time
                     continue
-                node.series(signal, device, t_ns, values)
+                node.add_series(signal, device, t_ns, values)
                 has_readings = True
                 if signal == "gpu.busy_ratio":
                     busy_ratios.append(float(np.nanmean(values)))
             for id_, facts in sorted(host.devices.items()):
-                node.device(id_, **facts)
+                node.add_device(id_, **facts)
             if has_readings:
                 yield node
         if busy_ratios:

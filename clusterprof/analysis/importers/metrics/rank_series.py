@@ -127,17 +127,17 @@ def _build_node(loop: RankTable, shares: Mapping[str, RankTable]) -> NodeTables:
         ready = loop.values[:, column]
         known = ~np.isnan(ready)
         start, stop = loop.t_ns[known], end[known]
-        node.rank(pid, rank, max(loop.ranks) + 1)
+        node.add_rank(pid, rank, max(loop.ranks) + 1)
         number = np.flatnonzero(known) + 1
-        node.spans(pid, layout.STEP, start, stop, number, 2, -1, -1)
+        node.add_spans(pid, layout.STEP, start, stop, number, 2, -1, -1)
         wait = np.rint((1.0 - ready[known]) * (stop - start)).astype(np.int64)
         waits = wait > 0
         start, wait = start[waits], wait[waits]
-        node.spans(pid, layout.DATA_WAIT, start, start + wait, -1, -1, -1, -1)
+        node.add_spans(pid, layout.DATA_WAIT, start, start + wait, -1, -1, -1, -1)
         computes, reads = _find_waited_stage(shares, rank, start)
         is_known = computes | reads
         if is_known.any():
-            node.spans(
+            node.add_spans(
                 pid,
                 layout.LOADING,
                 start[is_known],

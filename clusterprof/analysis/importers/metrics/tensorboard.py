@@ -258,6 +258,6 @@ def _compute_steps(
 
 
 def _add_steps(node: NodeTables, start: Int, end: Int, steps: Int) -> None:
-    node.rank(1, device="unseen")
-    node.spans(1, layout.STEP, start, end, steps, 2, -1, -1)
-    node.unmeasured_device("unseen", int(start[0]), int(end[-1]))
+    node.add_rank(1, device="unseen")
+    node.add_spans(1, layout.STEP, start, end, steps, 2, -1, -1)
+    node.add_unmeasured_device("unseen", int(start[0]), int(end[-1]))

@@ -384,15 +384,15 @@ def _build_node(dump: Dump, account: Account, world: int) -> NodeTables | None:
     node = NodeTables(f"rank {dump.rank}", FlightRecorder.name, wall_minus_own_ns=0)
     node.versions["flight-recorder"] = dump.version
     pid = dump.rank + 1
-    node.rank(pid, dump.rank, world)
+    node.add_rank(pid, dump.rank, world)
     groups = number_groups(dump.members)
     for name, ranks in dump.members.items():
-        node.group(pid, groups[name], ranks)
+        node.add_group(pid, groups[name], ranks)
     start, end, number = (
         np.array([value for value in column], np.int64)
         for column in zip(*((e.started_ns, e.completed_ns, e.number - 1) for e in entries))
     )
-    node.collectives(
+    node.add_collectives(
         pid,
         start,
         end,
@@ -400,7 +400,7 @@ def _build_node(dump: Dump, account: Account, world: int) -> NodeTables | None:
         number,
         operation=[find_operation(e.name) for e in entries],
     )
-    node.spans(pid, layout.STEP, [int(start.min())], [int(end.max())], 1, 2, -1, -1)
+    node.add_spans(pid, layout.STEP, [int(start.min())], [int(end.max())], 1, 2, -1, -1)
     return node
 
 

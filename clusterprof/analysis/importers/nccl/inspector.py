@@ -311,7 +311,7 @@ def _add_process(
 ) -> None:
     numbers_of = number_groups(members)
     process_key = (process.host, process.pid)
-    node.rank(
+    node.add_rank(
         process.pid, None if job is None else job[process_key], None if job is None else len(job)
     )
     low, high = 1 << 62, 0
@@ -323,10 +323,10 @@ def _add_process(
         end = ends[numbers.searchsorted(table[:, 0])]
         start = np.maximum(end - table[:, 1], 0)
         group = numbers_of[comm] if job else compute_group_number(comm)
-        node.group(process.pid, group, members[comm])
-        node.collectives(process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3])
+        node.add_group(process.pid, group, members[comm])
+        node.add_collectives(process.pid, start, end, group, table[:, 0], table[:, 2], table[:, 3])
         low, high = min(low, int(start.min())), max(high, int(end.max()))
-    node.spans(process.pid, layout.STEP, [low], [high], 1, 2, -1, -1)
+    node.add_spans(process.pid, layout.STEP, [low], [high], 1, 2, -1, -1)
 
 
 LOG_FOLDER = "nccl"

@@ -132,7 +132,7 @@ def add_adapters(node: NodeTables, db: Database, account: Account) -> None:
         t_ns: Int = np.array([intervals[0][0], *(row[1] for row in intervals)], np.int64)
         total = np.concatenate([[0.0], np.cumsum([row[2] for row in intervals])])
         t_ns, first = np.unique(t_ns, return_index=True)
-        node.series(signal, name, t_ns, np.rint(total[first]).astype(np.int64))
+        node.add_series(signal, name, t_ns, np.rint(total[first]).astype(np.int64))
         account.read["readings of network adapters"] += len(intervals)
 
 
@@ -286,13 +286,13 @@ def _create_node(
             if name == "EXPORT_PRODUCT_VERSION" and isinstance(value, str):
                 node.versions["nsys"] = value
     for device in busy:
-        node.device(f"gpu{device}", vendor="nvidia")
+        node.add_device(f"gpu{device}", vendor="nvidia")
     for rows in db.rows("TARGET_INFO_GPU", ("id", "name", "uuid", "totalMemory")):
         for number, name, uuid, memory in rows:
             if number in busy:
-                node.device(f"gpu{number}", name=str(name or ""), uuid=str(uuid or ""))
+                node.add_device(f"gpu{number}", name=str(name or ""), uuid=str(uuid or ""))
                 if type(memory) is int and memory > 0:
-                    node.device(f"gpu{number}", memory_bytes=memory)
+                    node.add_device(f"gpu{number}", memory_bytes=memory)
     add_adapters(node, db, account)
     return node
 
@@ -358,7 +358,7 @@ def build_node(profile: Profile, groups: SequenceGroups) -> NodeTables:
         if read:
             profile.account.read["samples of stacks"] += read
         if not profile.has_framework:
-            node.without_framework(part.pid)
+            node.mark_without_framework(part.pid)
         first, last = part.from_ns, part.until_ns
         if part.steps is not None:
             first = min(first, int(part.steps.start_ns[0]))
@@ -369,29 +369,29 @@ def build_node(profile: Profile, groups: SequenceGroups) -> NodeTables:
         first, last = bounds.get(device, (int(start[0]), int(end[-1])) if start.size else (0, 0))
         if start.size:
             first, last = min(first, int(start[0])), max(last, int(end[-1]))
-            node.busy(f"gpu{device}", start, end, first, last)
+            node.add_busy_time(f"gpu{device}", start, end, first, last)
     return node
 
 
 def _add_rank(node: NodeTables, part: RankActivity, groups: SequenceGroups) -> None:
-    node.rank(part.pid, part.rank, part.world, f"gpu{part.device}")
+    node.add_rank(part.pid, part.rank, part.world, f"gpu{part.device}")
     if part.steps is None:
-        node.spans(part.pid, layout.STEP, [part.from_ns], [part.until_ns], 1, 2, -1, -1)
+        node.add_spans(part.pid, layout.STEP, [part.from_ns], [part.until_ns], 1, 2, -1, -1)
     else:
         steps = part.steps
-        node.spans(part.pid, layout.STEP, steps.start_ns, steps.end_ns, steps.number, 2, -1, -1)
-    node.spans(part.pid, layout.STARVED, *part.starved, *part.host_ns)
+        node.add_spans(part.pid, layout.STEP, steps.start_ns, steps.end_ns, steps.number, 2, -1, -1)
+    node.add_spans(part.pid, layout.STARVED, *part.starved, *part.host_ns)
     add_host_work(node, part.pid, [part.host_work], part.function_names)
-    node.spans(part.pid, layout.EXPOSED_COPY, *part.exposed_copies)
-    node.spans(part.pid, layout.DATA_WAIT, *part.waits, -1, -1, -1, -1)
-    node.spans(part.pid, layout.SYNC, *part.syncs, layout.WHOLE_NS, 1)
+    node.add_spans(part.pid, layout.EXPOSED_COPY, *part.exposed_copies)
+    node.add_spans(part.pid, layout.DATA_WAIT, *part.waits, -1, -1, -1, -1)
+    node.add_spans(part.pid, layout.SYNC, *part.syncs, layout.WHOLE_NS, 1)
     start, end, size = part.copies
-    node.spans(part.pid, layout.H2D, start, end, size, -1)
+    node.add_spans(part.pid, layout.H2D, start, end, size, -1)
     for loading in part.loading:
         is_covered = (
             2 * (loading.reading_ns + loading.outside_ns) >= loading.end_ns - loading.start_ns
         )
-        node.spans(
+        node.add_spans(
             part.pid,
             layout.LOADING,
             loading.start_ns[is_covered],
@@ -411,9 +411,9 @@ def _add_operations(
     sequence = stream.sequence
     numbers: Int = np.arange(sequence.start_ns.size, dtype=np.int64)
     if matched is not None:
-        node.group(part.pid, matched.group, matched.ranks)
+        node.add_group(part.pid, matched.group, matched.ranks)
         numbers += matched.first_number
-    node.collectives(
+    node.add_collectives(
         part.pid,
         sequence.start_ns,
         sequence.end_ns,

@@ -166,7 +166,7 @@ def _import_profile(source: Source, account: Account) -> NodeTables:
     document = Document(base_ns=base_ns if base_ns > _MIN_EPOCH_NS else None)
     node = build_node(gathered, document, source, XPlane.name, STEP_MARKS)
     node.name = hostname
-    node.with_xla()
+    node.mark_as_xla()
     return node
 
 

@@ -206,12 +206,12 @@ def _add_rank(
 ) -> None:
     """Add a rank with its run and its reads. rows: int64[n, 4]."""
     pid, device = rank + 1, f"unseen-{rank}"
-    node.rank(pid, rank, rank_count, device)
-    node.unmeasured_device(device, 0, run_ns)
+    node.add_rank(pid, rank, rank_count, device)
+    node.add_unmeasured_device(device, 0, run_ns)
     rows = rows[rows[:, 0] < run_ns]
     reading = merge_intervals((rows[:, 0], np.minimum(rows[:, 1], run_ns)))
-    node.spans(pid, layout.STEP, [0], [run_ns], 1, 2, -1, -1)
-    node.spans(pid, layout.DATA_WAIT, *reading, -1, 0, -1, -1)
+    node.add_spans(pid, layout.STEP, [0], [run_ns], 1, 2, -1, -1)
+    node.add_spans(pid, layout.DATA_WAIT, *reading, -1, 0, -1, -1)
     if not reading.start_ns.size:
         return
     window = np.maximum(reading.start_ns.searchsorted(rows[:, 0], "right") - 1, 0)
@@ -220,4 +220,4 @@ def _add_rank(
     by_kind = np.zeros((size.size, 4), np.int64)
     np.add.at(by_kind, (window, rows[:, 3]), rows[:, 1] - rows[:, 0] + 1)
     length = reading.end_ns - reading.start_ns
-    node.spans(pid, layout.LOADING, *reading, length, 0, size, by_kind.argmax(axis=1))
+    node.add_spans(pid, layout.LOADING, *reading, length, 0, size, by_kind.argmax(axis=1))

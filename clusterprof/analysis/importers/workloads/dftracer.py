@@ -443,19 +443,21 @@ def _add_rank(
     device = ""
     if process.emulated:
         device = f"emulated-{process.pid if process.rank is None else process.rank}"
-        node.device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
-    node.rank(process.pid, process.rank, process.world, device)
+        node.add_device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
+    node.add_rank(process.pid, process.rank, process.world, device)
     steps = find_steps(_select_intervals(process, EPOCH), waiting, computing)
     account.read["steps"] += steps.start_ns.size
     numbers = np.arange(1, steps.start_ns.size + 1)
-    node.spans(process.pid, layout.STEP, *steps, numbers, 2, -1, -1)
+    node.add_spans(process.pid, layout.STEP, *steps, numbers, 2, -1, -1)
     loaded_here = items.start_ns.size > 0
     owner = 0 if loaded_here else -1
-    node.spans(process.pid, layout.DATA_WAIT, *waiting, -1, owner, 0 if loaded_here else -1, -1)
+    node.add_spans(process.pid, layout.DATA_WAIT, *waiting, -1, owner, 0 if loaded_here else -1, -1)
     for kind, span_kind in _SPAN_KINDS:
         intervals = _select_intervals(process, kind)
         if intervals.start_ns.size:
-            node.spans(process.pid, span_kind, *intervals, -1 if kind in _UNKNOWN_SIZE_KINDS else 0)
+            node.add_spans(
+                process.pid, span_kind, *intervals, -1 if kind in _UNKNOWN_SIZE_KINDS else 0
+            )
     if loaded_here:
         _add_loading(node, process, items, [process])
     elif workers:
@@ -465,7 +467,7 @@ def _add_rank(
         add_stack_samples(node, process.pid, process.calls.table, [samples])
     if process.emulated and computing.start_ns.size and steps.start_ns.size:
         low = min(int(computing.start_ns[0]), int(steps.start_ns[0]))
-        node.busy(device, *computing, low, int(computing.end_ns[-1]))
+        node.add_busy_time(device, *computing, low, int(computing.end_ns[-1]))
 
 
 def _merge_close(intervals: Intervals) -> Intervals:
@@ -537,7 +539,7 @@ def _add_loading(
     covered = np.minimum(working, length)
     reading_ns = np.minimum(np.rint(reading_share * covered).astype(np.int64), covered)
     kind = np.where(file_system_ns.any(axis=1), file_system_ns.argmax(axis=1), 0)
-    node.spans(
+    node.add_spans(
         process.pid,
         layout.LOADING,
         windows.start_ns[has_work],

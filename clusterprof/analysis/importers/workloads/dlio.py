@@ -291,7 +291,7 @@ def build_nodes(folder: RunFolder, account: Account) -> Iterator[NodeTables]:
             _add_rank(node, output, pid, world, block_starts)
             if has_au:
                 ratios = au_ratios[folder.outputs.index(output)]
-                node.device(_name_device(pid), **{AU_FACT: ratios})
+                node.add_device(_name_device(pid), **{AU_FACT: ratios})
         for disk_host in folder.disks if has_wall_clock else []:
             if not host or disk_host.get("nodename") == host or len(hosts) == 1:
                 _add_disks(node, disk_host)
@@ -332,18 +332,18 @@ def _add_rank(
     block_starts: Mapping[tuple[int, str], int],
 ) -> None:
     device = _name_device(pid)
-    node.device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
-    node.rank(pid, output.rank, world, device)
+    node.add_device(device, vendor="emulated", name="DLIO's sleep", emulated=True)
+    node.add_rank(pid, output.rank, world, device)
     busy: list[tuple[Int, Int]] = []
     number_ = 1  # the lists have no step numbers
     for block in sorted(output.blocks, key=lambda b: block_starts[b.epoch, b.name]):
         start, loaded, end = _compute_step_times(block, block_starts[block.epoch, block.name])
         count = start.size
-        node.spans(pid, layout.STEP, start, end, np.arange(count) + number_, 2, -1, -1)
+        node.add_spans(pid, layout.STEP, start, end, np.arange(count) + number_, 2, -1, -1)
         first = np.zeros(count, np.int64)
         first[0] = 1
         waits = loaded > start
-        node.spans(
+        node.add_spans(
             pid,
             layout.DATA_WAIT,
             start[waits],
@@ -353,14 +353,14 @@ def _add_rank(
             -1,
             first[waits],
         )
-        node.named_spans(pid, "epoch", start[:1], end[-1:])
+        node.add_named_spans(pid, "epoch", start[:1], end[-1:])
         number_ += count
         computed = loaded + np.array(block.compute_ns, np.int64) if block.compute_ns else end
         busy.append((loaded, computed))
     start, end = (np.concatenate([pair[i] for pair in busy]) for i in (0, 1))
     nonempty = end > start
     low = min(block_starts[b.epoch, b.name] for b in output.blocks)
-    node.busy(device, start[nonempty], end[nonempty], low, int(end.max(initial=low)))
+    node.add_busy_time(device, start[nonempty], end[nonempty], low, int(end.max(initial=low)))
 
 
 def _name_device(pid: int) -> str:
@@ -410,7 +410,7 @@ def _add_disks(node: NodeTables, host_disks: Mapping[str, Any]) -> None:
         t_ns = np.concatenate([[table[0, 0] - table[1, 0]], table[0]])
         for row, signal in enumerate(_COUNTERS, 2):
             total = np.concatenate([[0], np.cumsum(table[row])])
-            node.series(signal.name, name, t_ns, total)
+            node.add_series(signal.name, name, t_ns, total)
 
 
 _COUNTERS = (

@@ -174,12 +174,12 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         stage, rank = stages[key], ranks[key]
         stage.work.sort()
         device = f"stage{rank}"
-        node.device(device)
-        node.rank(rank + 1, rank, len(keys), device)
-        node.group(rank + 1, group, members)
+        node.add_device(device)
+        node.add_rank(rank + 1, rank, len(keys), device)
+        node.add_group(rank + 1, group, members)
         own = [ranks[other] for other in keys if other[0] == key[0]]
         own_group = compute_group_number(f"stage:{','.join(map(str, own))}")
-        node.group(rank + 1, own_group, own, f"stage {key[0]}")
+        node.add_group(rank + 1, own_group, own, f"stage {key[0]}")
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
     exchanges = {lane: _find_exchanges(stages, lane) for lane in {lane for _, lane in keys}}
@@ -189,8 +189,8 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         lane_ranks = [ranks[key] for key in keys if key[1] == lane]
         lane_group = compute_group_number(f"exchange:{','.join(map(str, lane_ranks))}")
         for rank in lane_ranks:
-            node.group(rank + 1, lane_group, lane_ranks)
-            node.collectives(rank + 1, start, end, lane_group, np.arange(start.size))
+            node.add_group(rank + 1, lane_group, lane_ranks)
+            node.add_collectives(rank + 1, start, end, lane_group, np.arange(start.size))
     _compare_stages(stages, ranks, account)
     return node
 
@@ -215,15 +215,15 @@ def _add_steps(
         last = max((item[1] for item in items), default=0)
         begins.append(stage.marks.get(("iteration begin", number), first))
         ends.append(max(stage.marks.get(("iteration end", number), last), begins[-1]))
-    node.spans(pid, layout.STEP, begins, ends, iterations, 2, -1, -1)
+    node.add_spans(pid, layout.STEP, begins, ends, iterations, 2, -1, -1)
     busy = merge_intervals(start, end)
     low, high = min(begins), max(ends)
-    node.busy(
+    node.add_busy_time(
         device, *busy, min(low, int(start.min(initial=low))), max(high, int(end.max(initial=high)))
     )
     for kind, direction in ((layout.FORWARD, 0), (layout.BACKWARD, 1)):
         rows = np.array([piece[3] == direction for *_, piece in stage.work], np.bool_)
-        node.spans(pid, kind, start[rows], end[rows])
+        node.add_spans(pid, kind, start[rows], end[rows])
     total_ns = sum(e - b for b, e in zip(begins, ends))
     if total_ns > 0:
         bubble = 1 - float((busy[1] - busy[0]).sum()) / total_ns
@@ -271,10 +271,10 @@ def _add_waits(
     for (source, target), intervals in waits.items():
         arrive, leave = np.array(sorted(intervals), np.int64).T
         number = np.arange(arrive.size, dtype=np.int64)
-        node.collectives(
+        node.add_collectives(
             ranks[target] + 1, arrive, leave, group, number, -1, layout.RECV, peer=ranks[source]
         )
-        node.collectives(
+        node.add_collectives(
             ranks[source] + 1, leave, leave, group, number, -1, layout.SEND, peer=ranks[target]
         )
     return arrivals
@@ -407,4 +407,4 @@ def _add_marks(
             if name == "reduce":
                 own = [max(at, arrivals.get((key, n), at)) for at, n in zip(own, complete)]
                 leave = last
-            node.collectives(ranks[key] + 1, own, leave, group, index)
+            node.add_collectives(ranks[key] + 1, own, leave, group, index)

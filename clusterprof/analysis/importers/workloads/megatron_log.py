@@ -214,9 +214,9 @@ def _parse_line_time(line: bytes) -> int:
 def _build_node(log: _Log, source: Source, account: Account) -> NodeTables:
     start, end, number = _place_steps(log, account)
     node = NodeTables("", MegatronLog.name, key=source.path.name.partition(".")[0])
-    node.rank(1, world_size=log.world_size or None, device="unseen")
-    node.spans(1, layout.STEP, start, end, number, 2, -1, -1)
-    node.unmeasured_device("unseen", int(start[0]), int(end[-1]))
+    node.add_rank(1, world_size=log.world_size or None, device="unseen")
+    node.add_spans(1, layout.STEP, start, end, number, 2, -1, -1)
+    node.add_unmeasured_device("unseen", int(start[0]), int(end[-1]))
     account.read["iterations"] += start.size
     account.read["tables of timers"] += max((t.count for t in log.timers.values()), default=0)
     if log.timers:

@@ -202,8 +202,8 @@ def build_node(run: LoggedRun, is_only_run: bool) -> NodeTables:
     node = NodeTables("", "mllog", 0, key=name)
     if not is_only_run:
         node.job = f"{run.path.parent.name}/{name}"
-    node.device("unseen", name=str(run.values.get("submission_platform", ""))[:200])
-    node.rank(1, world_size=run.ranks, device="unseen")
+    node.add_device("unseen", name=str(run.values.get("submission_platform", ""))[:200])
+    node.add_rank(1, world_size=run.ranks, device="unseen")
     steps = run.steps
     numbers = [index if number is None else number for index, (_, _, number) in enumerate(steps, 1)]
     if len(set(numbers)) < len(numbers):
@@ -211,19 +211,19 @@ def build_node(run: LoggedRun, is_only_run: bool) -> NodeTables:
     table = np.array([step[:2] for step in steps], np.int64).T
     last_ns = max(run.last_ns, int(table[1, -1]))
     t_ns = list_unread_times(run.first_ns, last_ns, table)
-    node.series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # unread
-    node.spans(1, layout.STEP, table[0], table[1], numbers, 2, -1, -1)
+    node.add_series(GPU_BUSY.name, "unseen", t_ns, np.full(t_ns.size, np.nan))  # unread
+    node.add_spans(1, layout.STEP, table[0], table[1], numbers, 2, -1, -1)
     for kind in ("init", "staging", "epoch", "block", "run"):
         intervals = (
             np.array([span[:2] for span in run.spans.get(kind, [])], np.int64).reshape(-1, 2).T
         )
         if intervals.size and kind != "run":
-            node.named_spans(1, kind, intervals[0], intervals[1])
+            node.add_named_spans(1, kind, intervals[0], intervals[1])
     intervals = (
         np.array([span[:2] for span in run.spans.get("eval", [])], np.int64).reshape(-1, 2).T
     )
     if intervals.size:
-        node.spans(1, layout.EVAL, intervals[0], intervals[1])
+        node.add_spans(1, layout.EVAL, intervals[0], intervals[1])
     return node
 
 

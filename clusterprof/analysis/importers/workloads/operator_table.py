@@ -261,10 +261,10 @@ def build_node(table: OperationTable, account: Account) -> NodeTables | None:
     )
     for position, rank in rank_by_position.items():
         device = f"gpu{rank}"
-        node.device(device)
+        node.add_device(device)
         _add_stage_waits(node, stage_waits[position], position, rank_by_position, shift, order)
-        node.rank(rank + 1, rank, len(rank_by_position), device)
-        node.spans(rank + 1, layout.STEP, begins, ends, np.array(numbers), 2, -1, -1)
+        node.add_rank(rank + 1, rank, len(rank_by_position), device)
+        node.add_spans(rank + 1, layout.STEP, begins, ends, np.array(numbers), 2, -1, -1)
         _add_rank(
             node, table.rows[position], position, rank_by_position, shift, order, int(ends[-1])
         )
@@ -306,8 +306,8 @@ def _add_stage_waits(
     pid = rank_by_position[position] + 1
     group = compute_group_number(f"stage:{','.join(map(str, members))}")
     start, end, number = np.array(rows, np.int64).T
-    node.group(pid, group, members, f"stage {position[0]}")
-    node.collectives(pid, start, end, group, number, -1, layout.BARRIER)
+    node.add_group(pid, group, members, f"stage {position[0]}")
+    node.add_collectives(pid, start, end, group, number, -1, layout.BARRIER)
 
 
 def _find_step_bounds(table: OperationTable) -> dict[int, tuple[int, int]]:
@@ -336,7 +336,7 @@ def _add_rank(
     tables = {name: _build_table(rows, offset_by_step) for name, rows in operations.items()}
     for name, kind in _SPAN_KINDS.items():
         if name in tables and tables[name].shape[1]:
-            node.spans(pid, kind, tables[name][2], tables[name][3])
+            node.add_spans(pid, kind, tables[name][2], tables[name][3])
     computing = _merge_tables(tables.get(name) for name in _COMPUTE_OPERATIONS)
     per_step = 1 + max(
         (int(t[1].max()) for n, t in tables.items() if n in _MESSAGES and t.size), default=0
@@ -356,7 +356,7 @@ def _add_rank(
         )
         members = _list_pipeline_ranks(position, rank_by_position)
         group = compute_group_number(f"{direction}:{','.join(map(str, members))}")
-        node.group(pid, group, members)
+        node.add_group(pid, group, members)
         number = (
             np.array([index_by_step[step] for step in operation_table[0].tolist()]) * per_step
             + operation_table[1]
@@ -373,10 +373,12 @@ def _add_rank(
         ):
             continue
         group = compute_group_number(f"{name}:{','.join(map(str, members))}")
-        node.group(pid, group, members, f"stage {position[0]}" if scope == "stage" else "")
+        node.add_group(pid, group, members, f"stage {position[0]}" if scope == "stage" else "")
         number = np.array([index_by_step[step] for step in operation_table[0].tolist()])
-        node.collectives(pid, operation_table[2], operation_table[3], group, number, -1, operation)
-    node.busy(device, *computing, 0, until_ns)
+        node.add_collectives(
+            pid, operation_table[2], operation_table[3], group, number, -1, operation
+        )
+    node.add_busy_time(device, *computing, 0, until_ns)
 
 
 def _add_messages(
@@ -395,13 +397,13 @@ def _add_messages(
     the waiting time belongs to the receive.
     """
     unpaired = messages[:, is_unpaired]
-    node.collectives(
+    node.add_collectives(
         pid, unpaired[2], unpaired[3], group, number[is_unpaired], -1, operation, peer=peer
     )
     start, end, number = messages[2, ~is_unpaired], messages[3, ~is_unpaired], number[~is_unpaired]
     for call_form, t_ns in ((layout.ISSUE, start), (layout.WAIT, end)):
         form_ = operation | call_form << layout.FORM_SHIFT | (peer + 1) << layout.PEER_SHIFT
-        node.spans(pid, layout.COLLECTIVE, t_ns, t_ns, group, number, -1, form_)
+        node.add_spans(pid, layout.COLLECTIVE, t_ns, t_ns, group, number, -1, form_)
 
 
 def _build_table(rows: Sequence[OperationRow], offset_by_step: Mapping[int, int]) -> Int:

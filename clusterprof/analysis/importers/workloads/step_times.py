@@ -467,14 +467,14 @@ def build_nodes(table: StepTable, key: str, source: str, account: Account) -> It
         node.has_time_unit = table.has_unit
         for rank in by_host[host]:
             pid, rows = rank + 1, rows_of[rank]
-            node.rank(pid, rank, int(ranks[-1]) + 1)
+            node.add_rank(pid, rank, int(ranks[-1]) + 1)
             if rank == by_host[host][0]:
-                node.group(pid, group, ranks.tolist())
+                node.add_group(pid, group, ranks.tolist())
             start, end, own_end = steps.start_ns[rows], steps.end_ns[rows], steps.own_end_ns[rows]
-            node.spans(pid, layout.STEP, start, end, steps.step[rows], 2, -1, -1)
+            node.add_spans(pid, layout.STEP, start, end, steps.step[rows], 2, -1, -1)
             is_joined = steps.number[rows] >= 0
             if is_joined.any():
-                node.collectives(
+                node.add_collectives(
                     pid,
                     own_end[is_joined],
                     end[is_joined],

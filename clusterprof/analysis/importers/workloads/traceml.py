@@ -118,7 +118,7 @@ def _build_nodes(content: Mapping[str, Any], account: Account) -> Iterator[NodeT
         host = identity.get("hostname")
         host = host[:255] if isinstance(host, str) else ""
         node = nodes.setdefault(host, NodeTables(host, TraceML.name))
-        node.rank(rank + 1, rank, _convert_integer(identity.get("world_size")))
+        node.add_rank(rank + 1, rank, _convert_integer(identity.get("world_size")))
         count = min(steps, max_steps)
         _add_steps(node, rank + 1, count, first or 1, step_ms, wait_ms, metrics)
         account.read["ranks"] += 1
@@ -143,15 +143,15 @@ def _add_steps(
     wait_ns, step_ns = round((wait_ms or 0.0) * 1e6), round(step_ms * 1e6)
     length = wait_ns + step_ns
     start = np.arange(count, dtype=np.int64) * length
-    node.spans(pid, layout.STEP, start, start + length, first + np.arange(count), 2, -1, -1)
+    node.add_spans(pid, layout.STEP, start, start + length, first + np.arange(count), 2, -1, -1)
     if wait_ns:
-        node.spans(pid, layout.DATA_WAIT, start, start + wait_ns, -1, -1, -1, -1)
+        node.add_spans(pid, layout.DATA_WAIT, start, start + wait_ns, -1, -1, -1, -1)
     phase_start = start + wait_ns
     for name, kind in _PHASES:
         phase_ms = _convert_milliseconds(metrics.get(name))
         phase_ns = min(round((phase_ms or 0.0) * 1e6), int(start[0] + length - phase_start[0]))
         if phase_ns:
-            node.spans(pid, kind, phase_start, phase_start + phase_ns, -1, -1)
+            node.add_spans(pid, kind, phase_start, phase_start + phase_ns, -1, -1)
             phase_start = phase_start + phase_ns
 
 

@@ -21,12 +21,12 @@ S = 1_000_000_000
 
 def made() -> NodeTables:
     node = NodeTables("dgx-07", "kineto", wall_minus_own_ns=5 * S)
-    node.device("gpu0", vendor="nvidia")
-    node.device("gpu0", name="H100")
-    node.rank(4711, rank=3, world_size=8, device="gpu0", local_rank=1)
-    node.group(4711, group_number([3, 1]), [3, 1])
-    node.spans(4711, layout.STEP, [2 * S, 5 * S], [5 * S, 6 * S], a=[7, 8], b=2)
-    node.collectives(
+    node.add_device("gpu0", vendor="nvidia")
+    node.add_device("gpu0", name="H100")
+    node.add_rank(4711, rank=3, world_size=8, device="gpu0", local_rank=1)
+    node.add_group(4711, group_number([3, 1]), [3, 1])
+    node.add_spans(4711, layout.STEP, [2 * S, 5 * S], [5 * S, 6 * S], a=[7, 8], b=2)
+    node.add_collectives(
         4711,
         [3 * S],
         [4 * S],
@@ -36,8 +36,8 @@ def made() -> NodeTables:
         operation=layout.ALL_REDUCE,
         exposed_ns=[S // 2],
     )
-    node.busy("gpu0", np.array([2 * S, 4 * S]), np.array([3 * S, 5 * S]), 2 * S, 6 * S)
-    node.series("gpu.power_watts", "gpu0", [2 * S, 4 * S], [300.5, np.nan])
+    node.add_busy_time("gpu0", np.array([2 * S, 4 * S]), np.array([3 * S, 5 * S]), 2 * S, 6 * S)
+    node.add_series("gpu.power_watts", "gpu0", [2 * S, 4 * S], [300.5, np.nan])
     return node
 
 
@@ -92,7 +92,7 @@ def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> Non
 
 def test_an_hour_of_silence_is_passed_over() -> None:
     node = NodeTables("", "x")
-    node.series("gpu.busy_ratio", "0", [0, 3600 * S], [0.0, 1.0])
+    node.add_series("gpu.busy_ratio", "0", [0, 3600 * S], [0.0, 1.0])
     # The opening, a slice for each reading, and the end.
     assert sum(1 for _ in node.records()) == 4
     assert node.header().node["display"] == "unknown-host"

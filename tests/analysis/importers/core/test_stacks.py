@@ -129,7 +129,7 @@ def test_definitions_are_split_and_read_back(monkeypatch: pytest.MonkeyPatch) ->
     places = [table.add_place(f"{name}.py", 3, name) for name in ("main", "augment", "resize")]
     table.add_frames(places)
     node = NodeTables("n", "test")
-    node.rank(9)
+    node.add_rank(9)
     times = np.array([MS, 2 * MS])
     worker = np.array([5 * MS])
     samples = [(times, np.array([1, 3]), times), (worker, np.array([2]), np.array([MS]))]
