@@ -38,7 +38,8 @@ def install(module: ModuleType) -> bool:
     wrap_function(iterator, "__next__", _finish_wait, _begin_wait, raised=end_wait)
     wrap_function(single, "__init__", record_loader_start)
     wrap_function(multiple, "__init__", record_loader_start)
-    wrap_function(multiple, "_reset", _finish_priming, _begin_priming, raised=end_wait)
+    if hasattr(multiple, "_reset"):
+        wrap_function(multiple, "_reset", _finish_priming, _begin_priming, raised=end_wait)
     wrap_function(utils.fetch._MapDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_function(utils.fetch._IterableDatasetFetcher, "fetch", _finish_fetch, _begin_fetch)
     wrap_worker_loop(utils.worker)

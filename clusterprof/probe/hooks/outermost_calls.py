@@ -108,7 +108,7 @@ def bound_evaluations(now_ns: int) -> None:
 def finish_evaluation(model: Any, caller: CodeType, train: CodeType) -> None:
     """Record the evaluation of a model that was set to training mode by the job itself.
 
-    One in every step is none, except for the first, which cannot be told from others.
+    One in every step is none, except for the first.
 
     caller, train: code of the function that called `train`, and that of `train`, which sets the
     modules within a model: a layer that stays in evaluation mode is no evaluation.

@@ -453,11 +453,9 @@ def _add_rank(
     owner = 0 if loaded_here else -1
     node.add_spans(process.pid, layout.DATA_WAIT, *waiting, -1, owner, 0 if loaded_here else -1, -1)
     for kind, span_kind in _SPAN_KINDS:
-        intervals = _select_intervals(process, kind)
-        if intervals.start_ns.size:
-            node.add_spans(
-                process.pid, span_kind, *intervals, -1 if kind in _UNKNOWN_SIZE_KINDS else 0
-            )
+        if (intervals := _select_intervals(process, kind)).start_ns.size:
+            size = -1 if kind in _UNKNOWN_SIZE_KINDS else 0
+            node.add_spans(process.pid, span_kind, *intervals, size)
     if loaded_here:
         _add_loading(node, process, items, [process])
     elif workers:

@@ -74,8 +74,8 @@ def test_every_rank_rolls_up_to_the_increments(rules: Any) -> None:
             [(1, LOADING, 30), (2, LOADING, 10)],
         ],
     )
-    table = rules.stages(job)
-    increments = rules.increments(table)
+    table = rules.split_stages(job)
+    increments = rules.compute_increments(table)
     by_hand = np.zeros((6, len(CATEGORIES) + 1))
     by_hand[:, LOADING] = [50, 20, 60, 20, 20, 50]
     by_hand[:, WORK] = [50, 75, 60, 50, 50, 50]
@@ -97,8 +97,8 @@ def test_at_random_too(rules: Any) -> None:
                 world.spend(int(world.random.integers(30 * MS)), category, late)
         world.meet(np.arange(8)[None, :], np.array([1]), 5 * MS)
     job = world.job()
-    table = rules.stages(job)
-    result, increments = rolled_up(job, table), rules.increments(table)
+    table = rules.split_stages(job)
+    result, increments = rolled_up(job, table), rules.compute_increments(table)
     # A wait of n stages is shared in whole nanoseconds.
     assert np.abs(result - increments[:, None, :]).max() <= 1
     assert np.array_equal(result.sum(axis=2), np.repeat(increments.sum(axis=1)[:, None], 8, axis=1))
@@ -111,8 +111,8 @@ def test_where_two_are_late_in_different_stages_the_sums_stay_equal(rules: Any) 
     won; we charge those who waited for rank 2 with its work alone.
     """
     job = run(3, [[], [(1, LOADING, 30), (2, WORK, 40)]])
-    table = rules.stages(job)
-    (increments,), (result,) = rules.increments(table), rolled_up(job, table)
+    table = rules.split_stages(job)
+    (increments,), (result,) = rules.compute_increments(table), rolled_up(job, table)
     assert [increments[LOADING], increments[WORK]] == [50 * MS, 60 * MS]
     assert result[:, [LOADING, WORK]].tolist() == [
         [20 * MS, 90 * MS],
