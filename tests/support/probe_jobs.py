@@ -1,5 +1,4 @@
-"""Jobs under the probe, and an independent reader of rings that shares no code with the recorder.
-"""
+"""Jobs under the probe, and a reader of rings that shares no code with the recorder."""
 
 from __future__ import annotations
 

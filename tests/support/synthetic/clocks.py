@@ -1,5 +1,4 @@
-"""Clocks with known offsets and drifts, and the collective ends that nodes would record with them.
-"""
+"""Clocks with known offsets and drifts, and the ends of collectives that nodes would record."""
 
 from __future__ import annotations
 
