@@ -94,12 +94,12 @@ class Browser:
             reported["sessionId"] = self._session
         os.write(self._to, json.dumps(reported).encode() + b"\0")
         while True:
-            heard = self._receive()
-            if heard.get("id") == self._number:
-                assert "error" not in heard, heard
-                result: dict[str, Any] = heard["result"]
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
                 return result
-            self.events.append(heard)
+            self.events.append(answer)
 
     def open(
         self, file: Path, width: int = 1280, height: int = 900, hash_: str = "", wait: bool = True
@@ -215,5 +215,5 @@ class Browser:
             assert got, "the browser ended"
             self._rest += got
         message, _, self._rest = self._rest.partition(b"\0")
-        heard: dict[str, Any] = json.loads(message)
-        return heard
+        content: dict[str, Any] = json.loads(message)
+        return content

@@ -143,7 +143,7 @@ def _format_wrong(row: JudgedRun) -> dict[str, Any]:
         "testbed": row.testbed,
         "mode": row.mode,
         "what": list(list_errors(row)),
-        "said": row.said,
+        "said": row.named_family,
         "blamed": row.judged.first_blamed,
         "true": row.true,
         "notes": list(row.judged.notes),

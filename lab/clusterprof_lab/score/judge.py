@@ -45,9 +45,9 @@ class Judgment:
 
     wanted: str
     """Family that should come first; "nothing" of a null."""
-    said: str | None
+    named_family: str | None
     """Family that came first; "nothing" when no cause was named; None = not claimed."""
-    said_leaf: str | None = None
+    named_leaf: str | None = None
     errors: Mapping[str, float] | None = None
     """|answer - truth| of each of the 13 groups, in points."""
     active: tuple[str, ...] = ()
@@ -105,8 +105,12 @@ def judge_answer(answer: Answer, truth: Truth, wanted: ExpectedVerdict) -> Judgm
     )
     return Judgment(
         wanted=wanted.family or NOTHING,
-        said=None if answer.causes is None else _find_group(group, wanted) if group else NOTHING,
-        said_leaf=first.leaf if first else None,
+        named_family=None
+        if answer.causes is None
+        else _find_group(group, wanted)
+        if group
+        else NOTHING,
+        named_leaf=first.leaf if first else None,
         errors=errors,
         active=active if errors is not None else (),
         family_right=None

@@ -38,7 +38,7 @@ class JudgedRun:
     easy: bool | None
     """True when the rule "slowest total compute" names the culprit; None = it was not applied."""
     judged: Judgment
-    said: str = ""
+    named_family: str = ""
     true: str = ""
     folder: str = ""
     split: str = "dev"
@@ -107,7 +107,7 @@ NO_LEAVES = ("M2", "M3")
 
 def _is_leaf_right(run: Judgment) -> bool | None:
     """Right or wrong, where a leaf was named first."""
-    return run.leaf_top1 if run.said_leaf is not None else None
+    return run.leaf_top1 if run.named_leaf is not None else None
 
 
 def _compute_precision(judged: Sequence[Judgment]) -> Figure:
@@ -140,9 +140,9 @@ def _score_by_cause(judged: Sequence[Judgment]) -> dict[str, Figure]:
 def _count_confusion(judged: Sequence[Judgment]) -> dict[str, dict[str, int]]:
     out: dict[str, dict[str, int]] = {}
     for run in judged:
-        if run.said is not None:
+        if run.named_family is not None:
             line = out.setdefault(run.wanted, {})
-            line[run.said] = line.get(run.said, 0) + 1
+            line[run.named_family] = line.get(run.named_family, 0) + 1
     return out
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from clusterprof.analysis.cross_rank import hang_findings
+from clusterprof.analysis.cross_rank.hangs import RecordedRank
 from clusterprof.output.renderers.text.wording import list_warnings
 from clusterprof.probe import layout
-from clusterprof.report.model import Report
+from clusterprof.report.model import Culprit, Report
 from tests.support.faulty_recordings import (
     Machine,
     analyze_recordings,
@@ -187,3 +191,14 @@ def test_a_few_steps_without_an_operation_are_no_divergence(tmp_path: Path) -> N
     scripts[1].main_spans.append((layout.CHECKPOINT, 20.0, 35.0, 0))
     report = hanging(tmp_path, [word], [], scripts=scripts)
     assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
+
+
+def test_the_device_of_a_culprit_is_not_that_of_an_earlier_process_with_its_pid() -> None:
+    ranks = [
+        SimpleNamespace(ledger=SimpleNamespace(pid=7, device=device), started_ticks=ticks)
+        for device, ticks in (("gpu-0", 10), ("gpu-1", 20))
+    ]
+    node: Any = SimpleNamespace(ranks=ranks, facts=SimpleNamespace(name="node-a"))
+    ending: Any = SimpleNamespace(pid=7, started_ticks=20, place=SimpleNamespace(rank=1))
+    culprit = hang_findings._build_hang_culprit(RecordedRank(node, ending))
+    assert culprit == Culprit("node-a", 1, "gpu-1")

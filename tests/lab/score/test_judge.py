@@ -54,8 +54,8 @@ def test_a_right_answer_that_errs_a_little() -> None:
     assert round(judged.gain_error, 9) == -5.0  # 20 said; 1 - 75 / 100 = 25 true
     assert replace(judged, errors=None, unattributed_ratio=None, gain_error=None) == Judgment(
         wanted="storage",
-        said="storage",
-        said_leaf="storage-local",
+        named_family="storage",
+        named_leaf="storage-local",
         active=("storage", "cpu", "network", "unattributed"),
         family_right=True,
         leaf_top1=True,
@@ -153,11 +153,15 @@ def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     split = Answer("us 1", causes, leaves=True)  # 13 points of CPU, 12 of network
     truth = replace(TRUTH, lost=(Lost("cpu-throttled", 1, 1, 300), Lost("net-transfer", 1, 1, 90)))
     judged = judge_answer(split, truth, wanted)
-    assert (judged.said, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
+    assert (judged.named_family, judged.family_right, judged.leaf_top1) == ("cpu", True, False)
     whole = replace(split, family_ratio={**ZERO, "network": 0.12, "cpu": 0.115})
-    assert judge_answer(whole, truth, wanted).said == "network"  # the table of groups goes first
+    assert (
+        judge_answer(whole, truth, wanted).named_family == "network"
+    )  # the table of groups goes first
     unsized = replace(split, causes=tuple(replace(cause, share_ratio=None) for cause in causes))
-    assert judge_answer(unsized, truth, wanted).said == "network"  # no amounts: the order counts
+    assert (
+        judge_answer(unsized, truth, wanted).named_family == "network"
+    )  # no amounts: the order counts
 
 
 def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
@@ -205,12 +209,12 @@ def test_a_victim_that_is_blamed_is_an_inversion() -> None:
 
 def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
     judged = judge_answer(Answer("mute", None), TRUTH, WANTED)
-    assert judged == Judgment(wanted="storage", said=None)
+    assert judged == Judgment(wanted="storage", named_family=None)
     counts = judge_answer(
         Answer("groups", (NamedCause("cpu", None, None),), leaves=False), TRUTH, WANTED
     )
     assert counts == Judgment(
-        wanted="storage", said="cpu", family_right=False, false_causes=("cpu",)
+        wanted="storage", named_family="cpu", family_right=False, false_causes=("cpu",)
     )  # a cause without an amount is a cause
 
 
@@ -218,10 +222,10 @@ def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
     loader = NamedCause("cpu", None, 0.28, covers=("storage",))  # "input-bound"
     word = Answer("words", (loader,), culprits=(1,), leaves=False)
     judged = judge_answer(word, TRUTH, WANTED)
-    assert (judged.said, judged.family_right, judged.false_causes) == ("storage", True, ())
+    assert (judged.named_family, judged.family_right, judged.false_causes) == ("storage", True, ())
     slow = replace(TRUTH, lost=(Lost("net-transfer", None, 0, 300),))
     other = judge_answer(word, slow, replace(WANTED, family="network", leaves=()))
-    assert (other.said, other.family_right) == ("cpu", False)
+    assert (other.named_family, other.family_right) == ("cpu", False)
     amount = replace(word, family_ratio={"cpu": 0.28})
     assert judge_answer(amount, TRUTH, WANTED).errors is None  # not of the one group nor the other
     apart = Answer("words", (replace(loader, covers=("eval",)),), leaves=False)
@@ -262,7 +266,7 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
     )
     hang = NamedCause("fail", "fail-hang", 0.6, 0.9, (1,), outside_steps=True)
     judged = judge_answer(replace(ANSWER, causes=(*ANSWER.causes[:1], hang)), truth, wanted)  # type: ignore[index]
-    assert (judged.said, judged.leaf_top1, judged.culprit_right) == ("fail", True, True)
+    assert (judged.named_family, judged.leaf_top1, judged.culprit_right) == ("fail", True, True)
     assert judged.emitted == (("storage-local", 0.9, False), ("fail-hang", 0.9, True))
     assert judged.gain_error is None
 

@@ -69,8 +69,8 @@ def test_p95_is_one_of_the_values() -> None:
 
 GOOD = Judgment(
     wanted="storage",
-    said="storage",
-    said_leaf="storage-local",
+    named_family="storage",
+    named_leaf="storage-local",
     errors={**ZERO, "storage": 2.0, "unattributed": 0.6},
     active=("storage", "unattributed"),
     family_right=True,
@@ -89,8 +89,8 @@ GOOD = Judgment(
 )
 BAD = Judgment(
     wanted="storage",
-    said="cpu",
-    said_leaf="cpu-gc",
+    named_family="cpu",
+    named_leaf="cpu-gc",
     errors={**ZERO, "storage": 13.0, "cpu": 13.0},
     active=("storage", "cpu"),
     family_right=False,
@@ -109,7 +109,7 @@ BAD = Judgment(
 )
 NULL = Judgment(
     wanted="nothing",
-    said="nothing",
+    named_family="nothing",
     errors=ZERO,
     nobody_right=True,
     inverted=False,
@@ -171,7 +171,7 @@ def test_a_whole_score() -> None:
 
 
 def test_nothing_claimed_is_no_figure_anywhere() -> None:
-    score = compute_score([row(Judgment(wanted="storage", said=None))])
+    score = compute_score([row(Judgment(wanted="storage", named_family=None))])
     assert set(score.figures.values()) == {NO_FIGURE}
     assert score == Score(score.figures, {}, {}, ())
 
@@ -187,7 +187,9 @@ def test_what_a_run_is_wrong_in() -> None:
         "false cpu",
         "storage off by 13.0",
     )
-    coarse = Judgment(wanted="cpu", said="cpu", family_right=True, leaf_top1=False, abstained=True)
+    coarse = Judgment(
+        wanted="cpu", named_family="cpu", family_right=True, leaf_top1=False, abstained=True
+    )
     assert list_errors(row(coarse)) == ("leaf",)
     assert list_errors(row(coarse, mode="M2")) == ()  # no more can be known there
 

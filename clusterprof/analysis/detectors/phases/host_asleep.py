@@ -240,7 +240,7 @@ def _claim_training_thread(
     evidence = _build_evidence(lost, share, timer_ns, connection_ns)
     poll_ratio = measure_poll_ratio(rank, lost) if timer_ns.any() else 0.0
     if poll_ratio >= _MIN_POLL_RATIO:
-        note = "of that sleep was in a loop that only waits for others, it is not known for whom"
+        note = "of that sleep was in a loop that polls; what it polls for is not known"
         evidence.append(Evidence("thread.polling_ratio", poll_ratio, "ratio", note))
     return share, evidence, "B" if is_known else "C"
 

@@ -72,6 +72,7 @@ def list_candidates(rank: Rank) -> list[Candidate]:
 
 
 def list_ancestors(rank: Rank, process: Process) -> list[int]:
+    """List the pids of the parents of a process, nearest first, as far as they were recorded."""
     ancestors: list[int] = []
     parent = process.parent_pid
     while parent > 0 and parent not in ancestors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -233,6 +234,15 @@ def test_a_wait_for_gradients_waits_for_the_device_until_a_hook_begins_an_operat
         (0.4, 0.5, EXPOSED),
         (0.5, 0.8, PHASE_SYNC),
         (0.8, 0.9, EXPOSED),
+        (0.9, 1.0, COMPUTE),
+    ]
+
+
+def test_a_rank_without_a_device_waits_for_ranks_only() -> None:
+    given = build("U0.1 I0.8 U0.1", (0.1, 0.9, GRADIENTS), (0.4, 0.5, OTHER), (0.8, 0.9, OTHER))
+    assert split(replace(given, device="")) == [
+        (0.0, 0.1, COMPUTE),
+        (0.1, 0.9, EXPOSED),
         (0.9, 1.0, COMPUTE),
     ]
 
