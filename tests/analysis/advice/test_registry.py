@@ -49,7 +49,8 @@ def test_the_whole_of_one_piece() -> None:
 
 def test_a_mode_for_debugging_is_switched_off_before_anything_else() -> None:
     on = {layout.ANOMALY_DETECTION: 0.98, layout.BLOCKING_LAUNCHES: 1.0, layout.LINE_TRACING: 0.09}
-    advice = first(make_context("launch-bound", debug_mode_ratios=on))
+    busy = make_evidence(thread__on_cpu_ratio=0.9)  # which other advice rests on
+    advice = first(make_context("launch-bound", busy, debug_mode_ratios=on))
     assert advice.what == (
         "Switch off anomaly detection (on in 98.0 % of the time in steps)"
         " and launches that wait for their kernel (on in 100.0 % of the time in steps)"

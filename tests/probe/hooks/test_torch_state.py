@@ -52,7 +52,7 @@ sys.settrace(None)
 sys.setprofile(lambda frame, event, argument: None)
 step()
 sys.setprofile(None)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True):
     step()
 step()
 """

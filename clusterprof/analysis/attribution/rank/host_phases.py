@@ -302,7 +302,7 @@ def _find_waits_for_gradients(rank: Rank) -> Intervals:
         device wait   |----|           |-------|           |-------|
     """
     operations = rank.main.get_spans(CollectiveSpans)
-    if operations is None or not rank.device or _is_alone(rank):
+    if operations is None or _is_alone(rank):
         return EMPTY
     waits = _find_hooked_waits(rank, operations)
     if not waits.any():
