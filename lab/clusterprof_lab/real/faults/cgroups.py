@@ -97,6 +97,15 @@ def make_group(name: str, label: str, parent: Path | None = None) -> Iterator[Gr
         yield Group(mounted, folder)
 
 
-def list_remaining_groups() -> list[Path]:
-    """Return all groups of this process that still exist."""
-    return sorted(MOUNTED.rglob(f"{_NAME}{os.getpid()}-*"))
+def list_remaining_groups(pid: int | None = None) -> list[Path]:
+    """List the groups of a process that still exist; None = this process.
+
+    Groups may disappear meanwhile, also those of others: `os.walk` passes over them.
+    """
+    prefix = f"{_NAME}{os.getpid() if pid is None else pid}-"
+    return sorted(
+        Path(folder, name)
+        for folder, names, _ in os.walk(MOUNTED)
+        for name in names
+        if name.startswith(prefix)
+    )

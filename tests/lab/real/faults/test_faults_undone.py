@@ -130,7 +130,7 @@ with ExitStack() as stack:
     before = traces(tmp_path)
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as victim:
         assert victim.stdout is not None and victim.stdout.readline() == b"on\n"
-        groups = list(cgroups.MOUNTED.rglob(f"clusterprof-lab-{victim.pid}-*"))
+        groups = cgroups.list_remaining_groups(victim.pid)
         assert len(groups) == 2
         assert len(traces(tmp_path)["mounts"]) == 2
         victim.send_signal(signal.SIGKILL)
