@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER
-from clusterprof.analysis.attribution.rank.phase_shares import (
+from clusterprof.analysis.attribution.rank.idle_time.queue import LaunchRows
+from clusterprof.analysis.attribution.rank.idle_time.shares import (
     MIN_WINDOWS,
     NO_SHARES,
     PHASES,
@@ -166,12 +167,13 @@ def test_a_queue_is_worked_off_in_the_wait_behind_it() -> None:
     # idle for 50. Step 2 launches 1.25 a ms: 10 are queued after 40, the wait is idle for 50.
     phase = np.array([PHASE_COMPUTE, PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_COLLECTIVE])
     room_ns, step = np.array([20, 80, 40, 60]) * MS, np.array([5, 5, 6, 6])
-    shares = assume_queue(phase, room_ns, step, 100 * MS)
+    rows = LaunchRows(np.zeros(4, np.int64), phase, room_ns, step)
+    shares = assume_queue(rows, 100 * MS)
     assert shares[PHASE_COMPUTE] == 0.0
     assert shares[PHASE_COLLECTIVE] == pytest.approx(100 / 140)
     assert np.isnan(shares[PHASE_DATA_WAIT])
     # With work of 10 a step the device is faster than its host: 10 of each 20 and 40 are idle.
-    slow_host = assume_queue(phase, room_ns, step, 180 * MS)
+    slow_host = assume_queue(rows, 180 * MS)
     assert slow_host[PHASE_COMPUTE] == pytest.approx(40 / 60)
     assert slow_host[PHASE_COLLECTIVE] == 1.0
 
@@ -184,7 +186,8 @@ def test_phases_that_come_in_the_same_parts_keep_what_the_queue_says() -> None:
         np.tile([20 * MS, 80 * MS], (96, 1)), (PHASE_COMPUTE, PHASE_COLLECTIVE), idle_ns
     )
     step = np.repeat(np.arange(96), 2)
-    assumed = assume_queue(windows.phase, windows.room_ns, step, int(idle_ns.sum()))
+    rows = LaunchRows(windows.window, windows.phase, windows.room_ns, step)
+    assumed = assume_queue(rows, int(idle_ns.sum()))
     assert assumed[PHASE_COMPUTE] == 0.0
     assert assumed[PHASE_COLLECTIVE] == pytest.approx(50 / 80)
     _, known = windows.allocate(PhaseShares(assumed=assumed))
