@@ -244,7 +244,7 @@ def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: P
     place = SpillLocation(str(stored))
     nodes = [
         analyze_node(
-            folder / f"node-{number}", build_limits({}), place=place.with_number(number + 1)
+            folder / f"node-{number}", build_limits({}), spill=place.with_number(number + 1)
         )
         for number in (0, 1)
     ]

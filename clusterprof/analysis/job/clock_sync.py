@@ -94,8 +94,10 @@ def align_node_clocks(nodes: Sequence[NodeResult]) -> NodeClockAlignment:
             for rank in node.ranks:
                 if rank.operations is not None and rank.job != AMBIGUOUS_JOB:
                     host_waits = not rank.ledger.device or rank.emulated
-                    kept = rank.operations.leaves if host_waits else rank.operations.barriers
-                    samples[clock_number].append((rank.job, kept))
+                    operation_samples = (
+                        rank.operations.leaves if host_waits else rank.operations.barriers
+                    )
+                    samples[clock_number].append((rank.job, operation_samples))
     sound = [combine_leaves(clock_samples) for clock_samples in samples]
     key, arrive, leave = (
         np.concatenate([np.zeros(0, np.int64), *(clock_leaves[i] for clock_leaves in sound)])
@@ -120,17 +122,17 @@ def align_node_clocks(nodes: Sequence[NodeResult]) -> NodeClockAlignment:
 
 def _assign_clock_numbers(nodes: Sequence[NodeResult]) -> tuple[int, ...]:
     """Number the clocks: recordings of one boot share a clock, unless their times disagree."""
-    known: dict[str, list[tuple[int, int]]] = {}
+    clocks_of_boot: dict[str, list[tuple[int, int]]] = {}
     out: list[int] = []
     for node in nodes:
         ahead_ns, boot = compute_wall_clock_offset_ns(node), node.facts.boot_id
-        same = [
+        matching = [
             clock
-            for clock, other_ns in known.get(boot, ())
+            for clock, other_ns in clocks_of_boot.get(boot, ())
             if boot and abs(ahead_ns - other_ns) < _SAME_CLOCK_NS
         ]
-        number = same[0] if same else max(out, default=-1) + 1
-        known.setdefault(boot, []).append((number, ahead_ns))
+        number = matching[0] if matching else max(out, default=-1) + 1
+        clocks_of_boot.setdefault(boot, []).append((number, ahead_ns))
         out.append(number)
     return tuple(out)
 
@@ -147,27 +149,29 @@ def _check_clock_order(
     room = 0
     for component in np.unique(clocks.component[clocks.component != UNALIGNED]):
         rows = np.flatnonzero(clocks.component[clock] == component)
-        own, a, b = clock[rows], arrive[rows].copy(), leave[rows].copy()
-        by_clock = split_rows_by_node(own)
-        for number, mine in by_clock:
-            a[mine], b[mine] = (
-                clocks.to_common_ns(number, a[mine]),
-                clocks.to_common_ns(number, b[mine]),
+        row_clock, a, b = clock[rows], arrive[rows].copy(), leave[rows].copy()
+        by_clock = split_rows_by_node(row_clock)
+        for number, rows_of_clock in by_clock:
+            a[rows_of_clock], b[rows_of_clock] = (
+                clocks.to_common_ns(number, a[rows_of_clock]),
+                clocks.to_common_ns(number, b[rows_of_clock]),
             )
         op = np.unique(key[rows], return_inverse=True)[1]
         shared = np.bincount(op)[op] > 1
         ahead = b - _find_max_of_others(op, a)
         back = -_find_max_of_others(op, -b) - a
         for number, all_mine in by_clock:
-            mine = all_mine[shared[all_mine]]
-            if not mine.size:
+            rows_of_clock = all_mine[shared[all_mine]]
+            if not rows_of_clock.size:
                 continue
-            allowed = 2 * int(clocks.bound(number, leave[rows][mine]).max())
-            early = np.minimum(ahead[mine], back[mine]) < -allowed
+            allowed = 2 * int(clocks.bound(number, leave[rows][rows_of_clock]).max())
+            early = np.minimum(ahead[rows_of_clock], back[rows_of_clock]) < -allowed
             impossible[number] = float(early.mean()) > _IMPOSSIBLE_RATIO
         room = max(
             room,
-            _compute_clock_room_ns(own[shared], op[shared], a[shared], b[shared], ahead[shared]),
+            _compute_clock_room_ns(
+                row_clock[shared], op[shared], a[shared], b[shared], ahead[shared]
+            ),
         )
     return room, impossible
 
@@ -176,18 +180,18 @@ def _compute_clock_room_ns(clock: Int, op: Int, arrive: Int, leave: Int, ahead: 
     """Compute how far (ns) any two clocks of a component could be shifted against each other."""
     by_clock = split_rows_by_node(clock)
     if len(by_clock) == 2:
-        return max(0, *(int(ahead[mine].min()) for _, mine in by_clock))
+        return max(0, *(int(ahead[rows_of_clock].min()) for _, rows_of_clock in by_clock))
     size = np.bincount(op)
     last = np.full(size.size, np.iinfo(np.int64).min)
     first = np.full(size.size, np.iinfo(np.int64).max)
     np.maximum.at(last, op, leave)
     np.minimum.at(first, op, arrive)
-    whole = size == len(by_clock)
-    if whole.any():
-        return max(0, int((last - first)[whole].min()))
+    is_complete = size == len(by_clock)
+    if is_complete.any():
+        return max(0, int((last - first)[is_complete].min()))
     # No operation has all clocks: relate two of them through a clock that two operations share.
     span = (last - first)[op]
-    return 2 * max(0, *(int(span[mine].min()) for _, mine in by_clock))
+    return 2 * max(0, *(int(span[rows_of_clock].min()) for _, rows_of_clock in by_clock))
 
 
 def _find_max_of_others(op: Int, value: Int) -> Int:
@@ -283,13 +287,13 @@ class _AlignmentSummary:
         return room_ns + sum(each[-2:]), reason
 
     def _explain_unaligned(self, apart: Sequence[int], impossible: NDArray[np.bool_]) -> str:
-        few = [number for number in apart if not impossible[number]]
+        too_few = [number for number in apart if not impossible[number]]
         wrong = [number for number in apart if impossible[number]]
         reasons = []
-        if few:
+        if too_few:
             reasons.append(
                 f"too few operations in which their hosts wait for each other:"
-                f" {self._format_node_names(few)}"
+                f" {self._format_node_names(too_few)}"
             )
         if wrong:
             reasons.append(
@@ -300,8 +304,10 @@ class _AlignmentSummary:
 
     def _format_node_names(self, clocks: Sequence[int]) -> str:
         names = [self._node_name(number) for number in clocks]
-        left = f" and {len(names) - _MAX_NAMED_NODES} more" if len(names) > _MAX_NAMED_NODES else ""
-        return ", ".join(names[:_MAX_NAMED_NODES]) + left
+        unnamed = (
+            f" and {len(names) - _MAX_NAMED_NODES} more" if len(names) > _MAX_NAMED_NODES else ""
+        )
+        return ", ".join(names[:_MAX_NAMED_NODES]) + unnamed
 
     def _node_name(self, clock: int) -> str:
         return self.nodes[self.clock_of.index(clock)].facts.name
@@ -311,18 +317,18 @@ class _AlignmentSummary:
         middle_ns = self.median_leave_ns
         out = []
         for component in np.unique(self.clocks.component[self.clocks.component != UNALIGNED]):
-            first, *others = np.flatnonzero(self.clocks.component == component).tolist()
+            first, *other_clocks = np.flatnonzero(self.clocks.component == component).tolist()
             base_ns = walls[first] + _compute_offset_ns(self.clocks, first, middle_ns[first])
-            for other in others:
+            for clock in other_clocks:
                 off_ns = (
-                    walls[other]
-                    + _compute_offset_ns(self.clocks, other, middle_ns[other])
+                    walls[clock]
+                    + _compute_offset_ns(self.clocks, clock, middle_ns[clock])
                     - base_ns
                 )
                 if abs(off_ns) > _WALL_CLOCK_ERROR_NS:
                     way = "ahead of" if off_ns > 0 else "behind"
                     out.append(
-                        f"the wall clock of {self._node_name(other)} is"
+                        f"the wall clock of {self._node_name(clock)} is"
                         f" {abs(off_ns) / 1e9:,.0f} s {way}"
                         f" that of {self._node_name(first)}; only operations that both took"
                         f" part in were"

@@ -221,8 +221,8 @@ def _describe_dive(
         at_ns = int(late.get("begun_ns") or finished_ns) - start_ns
         names = f"rank {int(late['rank'])}", f"rank {int(healthy['rank'])}"
         head = f"profiler window {format_quantity(at_ns, 'ns')} into the run of {names[0]}"
-        own = [format_quantity(int(dive[key]), "ns") for key in ("own_ns", "healthy_own_ns")]
-        why = f"it had worked {own[0]} per step by itself, {names[1]} {own[1]}"
+        work_times = [format_quantity(int(dive[key]), "ns") for key in ("own_ns", "healthy_own_ns")]
+        why = f"it had worked {work_times[0]} per step by itself, {names[1]} {work_times[1]}"
         missing = [
             f"none of {name}: {window['reason'] or 'no trace was kept'!s}"
             for name, window in zip(names, (late, healthy))

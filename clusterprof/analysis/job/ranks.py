@@ -80,10 +80,10 @@ def list_recorded_processes(nodes: Sequence[NodeResult]) -> list[RecordedProcess
         shared = str(launcher.get("job") or "") if launcher.get("named") else ""
         host = node.loaded.header.node.get("hostname", "")
         ahead_ns = compute_wall_clock_offset_ns(node)
-        for at, rank in enumerate(node.ranks):
+        for position, rank in enumerate(node.ranks):
             out.append(
                 RecordedProcess(
-                    index=(number, at),
+                    index=(number, position),
                     node=node.facts.name,
                     machine=node.facts.boot_id or node.facts.key,
                     host=host,
@@ -146,16 +146,16 @@ def drop_duplicate_recordings(
 
     Returns the kept processes in the order of the nodes, and the notes.
     """
-    kept: list[RecordedProcess] = []
+    distinct: list[RecordedProcess] = []
     notes = []
-    known: dict[tuple[object, ...], list[RecordedProcess]] = {}
+    by_key: dict[tuple[object, ...], list[RecordedProcess]] = {}
     for process in sorted(processes, key=lambda process: (-process.in_step_ns, process.index)):
         keys = _build_identity_keys(process)
         again = next(
             (
                 other
                 for key in keys
-                for other in known.get(key, ())
+                for other in by_key.get(key, ())
                 if other.first_ns < process.last_ns and process.first_ns < other.last_ns
             ),
             None,
@@ -166,10 +166,10 @@ def drop_duplicate_recordings(
             )
             notes.append(f"{name} on {process.node} was recorded twice; it counts once")
             continue
-        kept.append(process)
+        distinct.append(process)
         for key in keys:
-            known.setdefault(key, []).append(process)
-    return sorted(kept, key=lambda process: process.index), sorted(set(notes))
+            by_key.setdefault(key, []).append(process)
+    return sorted(distinct, key=lambda process: process.index), sorted(set(notes))
 
 
 def _build_identity_keys(process: RecordedProcess) -> list[tuple[object, ...]]:
@@ -280,8 +280,8 @@ def assign_jobs(nodes: Sequence[NodeResult]) -> JobAssignment:
         if unclear:
             number.update({process.index: AMBIGUOUS_JOB for process in members})
     numbered = tuple(
-        replace(node, ranks=tuple(_assign_job_numbers(node.ranks, at, number)))
-        for at, node in enumerate(nodes)
+        replace(node, ranks=tuple(_assign_job_numbers(node.ranks, node_number, number)))
+        for node_number, node in enumerate(nodes)
     )
     return JobAssignment(
         numbered, tuple(jobs), (*notes, *_describe_jobs(jobs)), tuple(_report_missing_ranks(jobs))
@@ -291,9 +291,9 @@ def assign_jobs(nodes: Sequence[NodeResult]) -> JobAssignment:
 def _assign_job_numbers(
     ranks: Iterable[RankResult], node: int, number: Mapping[tuple[int, int], int]
 ) -> Iterable[RankResult]:
-    for at, rank in enumerate(ranks):
-        if (node, at) in number:
-            yield replace(rank, job=number[node, at])
+    for position, rank in enumerate(ranks):
+        if (node, position) in number:
+            yield replace(rank, job=number[node, position])
 
 
 def _get_job_sort_key(item: tuple[tuple[str, int | None, int], object]) -> tuple[str, int, int]:
@@ -412,8 +412,8 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     shown = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MAX_RANGES]]
-    left = sum(b - a + 1 for a, b in runs[_MAX_RANGES:])
-    return ", ".join(shown) + (f" and {left} more" if left else "")
+    hidden_count = sum(b - a + 1 for a, b in runs[_MAX_RANGES:])
+    return ", ".join(shown) + (f" and {hidden_count} more" if hidden_count else "")
 
 
 def _describe_jobs(jobs: Sequence[Job]) -> list[str]:
@@ -425,9 +425,9 @@ def _describe_jobs(jobs: Sequence[Job]) -> list[str]:
             + f" (ranks {format_ranges(r for job in jobs if job.name == name for r in job.ranks)})"
             for name in names[:4]
         )
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        unnamed = f" and {len(names) - 4} more" if len(names) > 4 else ""
         notes.append(
-            f"recordings of {len(names)} jobs were given: {described}{more}; ranks of different"
+            f"recordings of {len(names)} jobs were given: {described}{unnamed}; ranks of different"
             " jobs are never compared"
         )
     for name in names:

@@ -176,8 +176,8 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
     operations = open_rank.time_spent.operations()
     if operations is not None:
         operations = operations.select_clock_samples(not rank.device or rank.emulated)
-    whole = with_packed_slowest_steps(open_rank.settled_sums)
-    result = build_rank_result(name, open_rank.state, whole, operations)
+    accumulator = with_packed_slowest_steps(open_rank.settled_sums)
+    result = build_rank_result(name, open_rank.state, accumulator, operations)
     steps, suspected = open_rank.implicit_steps.operations()
     times = None if open_rank.history is None else open_rank.history.finish()
     period, blocks = open_rank.implicit_steps.period(), open_rank.blocks.finish()
@@ -253,27 +253,27 @@ def analyze_node(
     folder: Path,
     limits: Mapping[str, Any],
     chunk_ns: int | None = None,
-    place: SpillLocation = IN_MEMORY,
+    spill: SpillLocation = IN_MEMORY,
     history: bool = False,
     within: Callable[[int], None] | None = None,
     window: Selection = WHOLE_RUN,
 ) -> NodeResult:
     """Analyze one node's folder and return the results of its ranks.
 
-    limits: bound limits object per cause id. place: where the operations of its ranks are
+    limits: bound limits object per cause id. spill: where the operations of its ranks are
     stored until those of all nodes are there. history: record also when time was lost.
     within: called with the number of bytes read so far. window: time outside it counts as
     outside the steps.
     """
     load = NodeLoader(folder) if chunk_ns is None else NodeLoader(folder, chunk_ns)
-    return analyze_load(load, folder.name, limits, place, history, within, window)
+    return analyze_load(load, folder.name, limits, spill, history, within, window)
 
 
 def analyze_load(
     load: NodeLoader,
     key: str,
     limits: Mapping[str, Any],
-    place: SpillLocation = IN_MEMORY,
+    spill: SpillLocation = IN_MEMORY,
     history: bool = False,
     within: Callable[[int], None] | None = None,
     window: Selection = WHOLE_RUN,
@@ -282,7 +282,7 @@ def analyze_load(
     """Analyze the chunks of one opened node; records before `since_ns` are ignored.
 
     key: the node's key when the header has none. limits: bound limits object per cause id.
-    place: where the operations of its ranks are stored. history: record also when time was
+    spill: where the operations of its ranks are stored. history: record also when time was
     lost. within: called with the number of bytes read so far. window: time outside it
     counts as outside the steps.
     """
@@ -292,7 +292,7 @@ def analyze_load(
     chunks = observe_window(network, watch_chunks(load, within), window)
     chunks = setups.watch(host.watch(observe_window(throughout, chunks, window)))
     chunks = endings.watch(progress.watch(meter.watch(chunks)))
-    with SpillWriter(place) as shelf:
+    with SpillWriter(spill) as shelf:
         ranks = analyze_ranks(chunks, limits, shelf, history, window, since_ns)
     loaded = load.facts()
     loaded = replace(loaded, events=with_group_ranges(loaded.events))
@@ -337,11 +337,11 @@ def analyze_ranks(
     ranks: dict[ProcessKey, OpenRank] = {}
     done: dict[ProcessKey, RankResult] = {}
     parents: dict[int, int] = {}
-    kept: Chunk | None = None
+    carry_over: Chunk | None = None
     for chunk in chunks:
         for key in [key for key in ranks if _has_ended(key, chunk)]:
             done[key] = finish_rank(ranks.pop(key), limits)
-        joined, end_ns, is_last = concat_chunks(kept, chunk), chunk.end_ns, chunk.last
+        joined, end_ns, is_last = concat_chunks(carry_over, chunk), chunk.end_ns, chunk.last
         del chunk
         at_once = is_last and since_ns is not None  # a window is one chunk, settled in one go
         ranks = {key: _move_to_chunk(open_rank, joined) for key, open_rank in ranks.items()}
@@ -354,7 +354,7 @@ def analyze_ranks(
         needed_ns = _find_needed_start_ns(ranks, joined)
         # What the next chunk overlaps by itself need not be carried over.
         needed = needed_ns < end_ns - _CHUNK_OVERLAP_NS and not is_last
-        kept = select_carry_over(joined, needed_ns) if needed else None
+        carry_over = select_carry_over(joined, needed_ns) if needed else None
         parents.update({rank.pid: rank.main.parent_pid for rank in seen_ranks.values()})
     for key, open_rank in ranks.items():
         done[key] = finish_rank(open_rank, limits)
@@ -419,10 +419,10 @@ class _Meter:
         for (name, device), series in chunk.series.items():
             if name != SELF_CPU.name:
                 continue
-            known = series.values[series.values == series.values]
-            if known.size:
-                first = self._latest.get(device, (float(known[0]), 0.0))[0]
-                self._latest[device] = (first, float(known[-1]))
+            measured = series.values[series.values == series.values]
+            if measured.size:
+                first = self._latest.get(device, (float(measured[0]), 0.0))[0]
+                self._latest[device] = (first, float(measured[-1]))
 
     def cpu_ratio(self, duration_ns: int) -> float | None:
         """Return the CPU time of the recorder's processes over recorded time; None = not

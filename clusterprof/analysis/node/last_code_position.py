@@ -47,8 +47,8 @@ class LastCodePosition:
     @property
     def stack(self) -> int:
         """Return the stack that it was in most since its last span, else the last; 0 = none."""
-        known = [(count, stack) for stack, count in self.since_span.items() if stack]
-        return max(known)[1] if known else self.last_stack
+        counts = [(count, stack) for stack, count in self.since_span.items() if stack]
+        return max(counts)[1] if counts else self.last_stack
 
     @property
     def samples(self) -> int:
@@ -71,15 +71,15 @@ class LastCodePosition:
         samples = process.stacks
         if samples is None or not samples.end_ns.size:
             return
-        own = np.flatnonzero((samples.thread == 0) & (samples.end_ns > self.last_sample_ns))
-        if not own.size:
+        main_rows = np.flatnonzero((samples.thread == 0) & (samples.end_ns > self.last_sample_ns))
+        if not main_rows.size:
             return
-        last = own[np.argmax(samples.end_ns[own])]
+        last = main_rows[np.argmax(samples.end_ns[main_rows])]
         self.last_sample_ns = int(samples.end_ns[last])
         self.last_stack = int(samples.stack[last])
         state = int(samples.state[last])
         self.state = chr(state) if 32 < state < 127 else ""
-        after = own[samples.start_ns[own] > self.last_span_ns]
+        after = main_rows[samples.start_ns[main_rows] > self.last_span_ns]
         numbers, counts = np.unique(samples.stack[after], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist()):
             self.since_span[number] = self.since_span.get(number, 0) + count

@@ -165,8 +165,8 @@ class NvLinks:
         if len(ranked) <= 1:
             return (self._name_link(device, ranked[0]) if ranked else "", "")
         names = [str(link) for link in ranked[:_MAX_NAMED_LINKS]]
-        more = len(ranked) - len(names)
-        last = f"{more} more" if more else names.pop()
+        unnamed = len(ranked) - len(names)
+        last = f"{unnamed} more" if unnamed else names.pop()
         worst = f"{counts[ranked[0]]:,} of them on {self._name_link(device, ranked[0], '')}"
         return f"NVLinks {', '.join(names)} and {last} of {device}", f", {worst}"
 
@@ -240,13 +240,13 @@ class LinkTrends:
             counts[minute] = counts.get(minute, 0) + int(growth[row])
 
     def _note_states(self, key: tuple[str, str], readings: Series) -> None:
-        known = np.flatnonzero(readings.values >= 0)
-        if not known.size:
+        rows = np.flatnonzero(readings.values >= 0)
+        if not rows.size:
             return
-        minute = (readings.t_ns[known] - (self._first_ns or 0)) // MINUTE_NS
+        minute = (readings.t_ns[rows] - (self._first_ns or 0)) // MINUTE_NS
         best = self._states[key]
         for value in np.unique(minute).tolist():
-            read = float(readings.values[known][minute == value].max())
+            read = float(readings.values[rows][minute == value].max())
             best[max(value, 0)] = max(best.get(max(value, 0), read), read)
 
     def _describe_errors(self, key: tuple[str, str]) -> str:

@@ -156,12 +156,12 @@ class EndingTracker:
         return tuple(self._failed)
 
     def _update(self, chunk: Chunk, process: Process) -> None:
-        place = parse_identity(process.registration)
-        if place.rank is None:
+        identity = parse_identity(process.registration)
+        if identity.rank is None:
             return
         key = process.pid, process.started_ticks
-        ending = self._endings.setdefault(key, RankEnding(*key, place))
-        ending.place = place
+        ending = self._endings.setdefault(key, RankEnding(*key, identity))
+        ending.place = identity
         if ending.last_line is None:
             ending.last_line = LastCodePosition(process.pid)
         ending.last_line.update(process)
@@ -387,8 +387,8 @@ def _find_numa_node(device: Mapping[str, Any], host: Mapping[str, Any]) -> int |
     cpus = host.get("cpus")
     nodes = cpus.get("accelerators") if isinstance(cpus, dict) else None
     if not isinstance(node, int) and isinstance(nodes, dict):
-        domain, _, rest = str(device.get("pci_bus_id", "")).lower().partition(":")
-        node = nodes.get(f"{domain[-4:]}:{rest}")
+        domain, _, bus = str(device.get("pci_bus_id", "")).lower().partition(":")
+        node = nodes.get(f"{domain[-4:]}:{bus}")
     return node if isinstance(node, int) and node >= 0 else None
 
 

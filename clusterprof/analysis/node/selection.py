@@ -77,11 +77,11 @@ def build_windows(
     for own_ns, wall_ns in starts:
 
         def to_node_ns(
-            at: Instant | None, own_ns: int = own_ns, wall_ns: int = wall_ns
+            instant: Instant | None, own_ns: int = own_ns, wall_ns: int = wall_ns
         ) -> int | None:
-            if at is None:
+            if instant is None:
                 return None
-            return own_ns + (at.ns if at.is_wall else first_ns + at.ns) - wall_ns
+            return own_ns + (instant.ns if instant.is_wall else first_ns + instant.ns) - wall_ns
 
         out.append(
             Selection(
@@ -96,8 +96,8 @@ def read_start_times(folder: Path) -> StartTimes:
     for number, records in enumerate(NodeReader(folder).frames()):
         for record in records:
             if isinstance(record, Header):
-                own = record.started.get("monotonic_ns", 0)
-                return int(own), int(record.started.get("realtime_ns", own))
+                monotonic_ns = record.started.get("monotonic_ns", 0)
+                return int(monotonic_ns), int(record.started.get("realtime_ns", monotonic_ns))
         if number >= _FIRST_FRAMES:
             break
     return 0, 0

@@ -145,21 +145,25 @@ class SetupCollector:
 
     def result(self, name: str) -> NodeSetup:
         """Return the collected setup; `name` is the display name of the node."""
-        ranks = {key: _build_rank_setup(seen) for key, seen in self._ranks.items()}
+        ranks = {key: _build_rank_setup(observations) for key, observations in self._ranks.items()}
         return NodeSetup(self._build_machine(name), ranks)
 
     def _add_rank(self, chunk: Chunk, process: Process, cpus: CpuTopology) -> None:
-        seen = self._ranks.setdefault((process.pid, process.started_ticks), _RankObservations())
+        observations = self._ranks.setdefault(
+            (process.pid, process.started_ticks), _RankObservations()
+        )
         framework = process.registration.get("framework")
-        seen.has_framework, seen.has_xla = framework != "none", framework == "xla"
-        seen.has_optimizer |= bool({layout.OPTIMIZER, layout.BACKWARD} & process.spans.keys())
-        _add_debug_modes(seen, process)
+        observations.has_framework, observations.has_xla = framework != "none", framework == "xla"
+        observations.has_optimizer |= bool(
+            {layout.OPTIMIZER, layout.BACKWARD} & process.spans.keys()
+        )
+        _add_debug_modes(observations, process)
         waits = process.get_spans(DataWaitSpans)
         if waits is not None and waits.workers.size:
             for count in np.unique(waits.workers).tolist():
                 rows = waits.workers == count
                 ns = int((waits.end_ns[rows] - waits.start_ns[rows]).sum())
-                seen.waited_ns[count] = seen.waited_ns.get(count, 0) + ns
+                observations.waited_ns[count] = observations.waited_ns.get(count, 0) + ns
         starts = process.get_spans(LoaderStartSpans)
         if starts is not None:
             for workers, pinned, prefetch, persistent in zip(
@@ -169,7 +173,7 @@ class SetupCollector:
                 starts.persistent_workers.tolist(),
             ):
                 if workers >= 0:
-                    seen.loaders[workers] = LoaderSettings(
+                    observations.loaders[workers] = LoaderSettings(
                         workers, prefetch or None, _parse_flag(pinned), _parse_flag(persistent)
                     )
         workers_of = [
@@ -177,10 +181,10 @@ class SetupCollector:
             for worker in chunk.processes.values()
             if worker.parent_pid == process.pid and is_loader_process(worker)
         ]
-        seen.most_workers = max(seen.most_workers, count_live_workers(workers_of))
+        observations.most_workers = max(observations.most_workers, count_live_workers(workers_of))
         allowed = combine_allowed_cpus([process, *workers_of], cpus)
         if allowed:
-            seen.cpus, seen.cores = allowed, cpus.count_cores(allowed)
+            observations.cpus, observations.cores = allowed, cpus.count_cores(allowed)
 
     def _add_levels(self, chunk: Chunk) -> None:
         for signal in (signals.MEMORY_AVAILABLE,):
@@ -199,9 +203,9 @@ class SetupCollector:
                 self._grown[signal.name] = self._grown.get(signal.name, 0.0) + growth
         for (name, mount), readings in chunk.series.items():
             if name == signals.NFS_CONNECTIONS.name:
-                known = readings.values[~np.isnan(readings.values)]
-                if known.size:
-                    self._connections[mount] = int(known[-1])
+                measured = readings.values[~np.isnan(readings.values)]
+                if measured.size:
+                    self._connections[mount] = int(measured[-1])
 
     def _add_cpu_time(self, chunk: Chunk) -> None:
         """Add the CPU time used on the node and by the job; neither where one is unknown."""
@@ -295,44 +299,44 @@ def detect_launcher(variables: Mapping[str, Any]) -> str:
     return "kubernetes" if any(name in variables for name in kubernetes) else ""
 
 
-def _build_rank_setup(seen: _RankObservations) -> ProcessSetup:
+def _build_rank_setup(observations: _RankObservations) -> ProcessSetup:
     """Build the setup of a rank with the loader that was waited for longest.
 
     A loader whose settings are not known counts as no loader.
     """
-    waited = sorted(seen.waited_ns.items(), key=lambda item: (-item[1], item[0]))
+    waited = sorted(observations.waited_ns.items(), key=lambda item: (-item[1], item[0]))
     if waited:
-        loader = seen.loaders.get(waited[0][0])
+        loader = observations.loaders.get(waited[0][0])
     else:
-        loader = seen.loaders[max(seen.loaders)] if seen.loaders else None
-    workers = loader.workers if loader is not None else seen.most_workers or None
+        loader = observations.loaders[max(observations.loaders)] if observations.loaders else None
+    workers = loader.workers if loader is not None else observations.most_workers or None
     ratios = {
-        mode: min(ns / seen.in_steps_ns, 1.0)
-        for mode, ns in sorted(seen.debug_ns.items())
-        if ns and seen.in_steps_ns
+        mode: min(ns / observations.in_steps_ns, 1.0)
+        for mode, ns in sorted(observations.debug_ns.items())
+        if ns and observations.in_steps_ns
     }
     return ProcessSetup(
         loader,
-        seen.cpus,
-        seen.cores,
+        observations.cpus,
+        observations.cores,
         workers,
-        seen.has_framework,
-        seen.has_xla,
-        seen.has_optimizer,
+        observations.has_framework,
+        observations.has_xla,
+        observations.has_optimizer,
         ratios,
     )
 
 
-def _add_debug_modes(seen: _RankObservations, process: Process) -> None:
+def _add_debug_modes(observations: _RankObservations, process: Process) -> None:
     """Add the time in steps and in modes for debugging."""
     steps, readings = process.get_spans(StepSpans), process.get_spans(DebugModeSpans)
     if steps is not None:
-        seen.in_steps_ns += int((steps.end_ns - steps.start_ns).sum())
+        observations.in_steps_ns += int((steps.end_ns - steps.start_ns).sum())
     if readings is not None:
         length_ns = readings.end_ns - readings.start_ns
         for mode in _DEBUG_MODES:
             mode_ns = int(length_ns[readings.modes & mode != 0].sum())
-            seen.debug_ns[mode] = seen.debug_ns.get(mode, 0) + mode_ns
+            observations.debug_ns[mode] = observations.debug_ns.get(mode, 0) + mode_ns
 
 
 def _parse_flag(flag: int) -> bool | None:
@@ -350,8 +354,8 @@ def _compute_growth(t_ns: Any, values: Any, chunk: Chunk) -> float:
     """Compute the increase of a counter in a chunk, between its readings there."""
     rows = slice(*np.searchsorted(t_ns, (chunk.start_ns, chunk.end_ns)).tolist())
     inside = values[rows]
-    known = inside[inside >= 0]  # -1 and NaN are unknown
-    return max(0.0, float(known[-1] - known[0])) if known.size > 1 else 0.0
+    measured = inside[inside >= 0]  # -1 and NaN are unknown
+    return max(0.0, float(measured[-1] - measured[0])) if measured.size > 1 else 0.0
 
 
 def _list_entries(host: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

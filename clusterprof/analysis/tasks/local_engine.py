@@ -175,7 +175,7 @@ def run_node_task(
         return analyze_node(
             task.folder,
             limits,
-            place=task.place,
+            spill=task.place,
             history=history,
             within=within,
             window=task.window,
