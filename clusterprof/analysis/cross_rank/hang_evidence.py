@@ -107,11 +107,11 @@ def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeL
     )
 
 
-def format_place(place: Place) -> str:
+def format_place(code_location: Place) -> str:
     """Format a place: `train.py:31 in load_batch`."""
-    name = os.path.basename(place.file) or "unknown file"
-    where = f"{name}:{place.line}" if place.line else name
-    return f"{where} in {place.function[:_MAX_FUNCTION_CHARACTERS] or 'unknown function'}"
+    name = os.path.basename(code_location.file) or "unknown file"
+    where = f"{name}:{code_location.line}" if code_location.line else name
+    return f"{where} in {code_location.function[:_MAX_FUNCTION_CHARACTERS] or 'unknown function'}"
 
 
 def format_operation(code: int, number: int) -> str:

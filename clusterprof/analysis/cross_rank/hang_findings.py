@@ -122,8 +122,8 @@ def _with_hang_time(node: NodeResult, lost: dict[tuple[str, int, int], int]) -> 
                 lines[name] -= part
                 lines[FAIL_HANG] = lines.get(FAIL_HANG, 0) + part
                 ns -= part
-        left = tuple((name, amount) for name, amount in lines.items() if amount)
-        return replace(rank, ledger=replace(rank.ledger, outside_buckets=left))
+        remaining = tuple((name, amount) for name, amount in lines.items() if amount)
+        return replace(rank, ledger=replace(rank.ledger, outside_buckets=remaining))
 
     return replace(node, ranks=tuple(map(with_hang_time, node.ranks)))
 
@@ -439,17 +439,19 @@ def _compute_own_cpu_units(rank: RankResult) -> int:
 
 
 def _with_pauses_as_eval(rank: RankResult) -> RankResult:
-    left = _compute_own_cpu_units(rank)  # includes CPU time in the windows at the edges of pauses
+    remaining_units = _compute_own_cpu_units(
+        rank
+    )  # includes CPU time in the windows at the edges of pauses
     claimed, unexplained = dict(rank.accumulator.claimed), dict(rank.accumulator.unexplained)
     on_cpu = unexplained.pop(ON_CPU, 0)
-    left -= on_cpu
+    remaining_units -= on_cpu
     source = SOURCE_DEVICE_SAMPLES  # without a device, nothing is attributed by families
     claimed[_EVAL, "C", source] = claimed.get((_EVAL, "C", source), 0) + on_cpu
     for key in sorted(claimed):
         cause, grade, source = key
         if cause == _CPU and grade == "C":
-            moved_units = min(left, claimed[key])
-            left -= moved_units
+            moved_units = min(remaining_units, claimed[key])
+            remaining_units -= moved_units
             claimed[key] -= moved_units
             claimed[_EVAL, grade, source] = claimed.get((_EVAL, grade, source), 0) + moved_units
     claimed = {key: units for key, units in claimed.items() if units}

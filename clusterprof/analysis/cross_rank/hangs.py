@@ -46,13 +46,13 @@ class RecordedRank:
         Times of two machines are not compared: a rank that was ended with its job got the same
         signal.
         """
-        mine, theirs = self.ending.exited, waiting.ending.exited
-        if mine is None:
+        own_exit, waiting_exit = self.ending.exited, waiting.ending.exited
+        if own_exit is None:
             return False
         boot = self.node.facts.boot_id
         if boot and boot == waiting.node.facts.boot_id:
             return self.ending.exited_ns < waiting.ending.last_record_ns - HANG_NS // 2
-        return theirs is None or mine.get("signal") != theirs.get("signal")
+        return waiting_exit is None or own_exit.get("signal") != waiting_exit.get("signal")
 
     @property
     def has_diverged(self) -> bool:
@@ -202,16 +202,26 @@ class _RankNumbering:
         """
         if recorded.silent_ns < HANG_NS:
             return None
-        for group, left in sorted(recorded.ending.reached.items(), key=lambda i: -i[1].end_ns):
-            if left.operation & layout.OPERATION_MASK in _POINT_TO_POINT or left.number < 0:
+        for group, left_operation in sorted(
+            recorded.ending.reached.items(), key=lambda i: -i[1].end_ns
+        ):
+            if (
+                left_operation.operation & layout.OPERATION_MASK in _POINT_TO_POINT
+                or left_operation.number < 0
+            ):
                 continue
             for rank in self._groups.get((job_rank[0], group), ()):
-                other = self._recorded.get((job_rank[0], rank))
-                if other is not None and group in other.ending.reached:
-                    began = other.ending.under_way
+                peer = self._recorded.get((job_rank[0], rank))
+                if peer is not None and group in peer.ending.reached:
+                    began = peer.ending.under_way
                     is_waiting = began is not None and began.group == group
-                    if other.ending.reached[group].number + is_waiting < left.number:
-                        return OperationUnderWay(left.start_ns, group, left.number, left.operation)
+                    if peer.ending.reached[group].number + is_waiting < left_operation.number:
+                        return OperationUnderWay(
+                            left_operation.start_ns,
+                            group,
+                            left_operation.number,
+                            left_operation.operation,
+                        )
         return None
 
     def find_group(

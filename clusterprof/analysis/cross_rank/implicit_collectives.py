@@ -196,23 +196,25 @@ def apply_implicit_barriers(state: JobState) -> JobState:
             needs_check = steps.is_synchronous and job not in busy_waiting
             if needs_check and _is_busy_wait_confirmed(with_steps, state.place):
                 busy_waiting.add(job)
-        chosen = {job: steps for job, steps in compared.items() if steps.is_synchronous}
-        nodes = _with_implicit_barriers(state, chosen, busy_waiting)
+        synchronous = {job: steps for job, steps in compared.items() if steps.is_synchronous}
+        nodes = _with_implicit_barriers(state, synchronous, busy_waiting)
     except OSError as error:
         return replace(state, not_compared=str(error))
     members = {
         (job, ALL_RANKS_GROUP): np.arange(max(rank.place.world_size or 0 for rank in by_job[job]))
-        for job in chosen
+        for job in synchronous
     }
-    complete = {job for job in chosen if len(by_job[job]) >= members[job, ALL_RANKS_GROUP].size}
+    complete = {
+        job for job in synchronous if len(by_job[job]) >= members[job, ALL_RANKS_GROUP].size
+    }
     barriers = ImplicitBarriers(
-        jobs=frozenset(chosen),
+        jobs=frozenset(synchronous),
         complete_jobs=frozenset(complete),
         members=members,
         notes=tuple(dict.fromkeys(steps.note for steps in compared.values())),
         common_wait_ns={
             job: steps.common_wait_ns
-            for job, steps in chosen.items()
+            for job, steps in synchronous.items()
             if steps.common_wait_ns is not None
         },
     )
@@ -239,13 +241,13 @@ def _select_ranks_to_compare(ranks: Sequence[RankResult]) -> list[RankResult]:
     return with_steps
 
 
-def _compare_job_steps(ranks: Sequence[RankResult], place: SpillLocation) -> _JobSteps | None:
+def _compare_job_steps(ranks: Sequence[RankResult], spill: SpillLocation) -> _JobSteps | None:
     """Decide whether the ranks of a job are synchronous; None where only some mark their steps.
 
     Raises: OSError when the steps cannot be read back.
     """
     if all(rank.marked for rank in ranks):
-        barrier_steps = _find_barrier_steps(ranks, place)
+        barrier_steps = _find_barrier_steps(ranks, spill)
         if barrier_steps is None:
             return _JobSteps(False, _NOT_SYNCHRONOUS_NOTE)
         return _JobSteps(True, _STEPS_NOTE, *barrier_steps)
@@ -255,32 +257,32 @@ def _compare_job_steps(ranks: Sequence[RankResult], place: SpillLocation) -> _Jo
 
 
 def _with_implicit_barriers(
-    state: JobState, chosen: Mapping[int, _JobSteps], busy_waiting: Collection[int]
+    state: JobState, synchronous: Mapping[int, _JobSteps], busy_waiting: Collection[int]
 ) -> tuple[NodeResult, ...]:
-    """Return the nodes with steps in place of operations in the chosen jobs.
+    """Return the nodes with steps in place of operations in the synchronous jobs.
 
     Raises: OSError when the steps cannot be read back or written.
     """
     with SpillReader(state.place) as reader, SpillWriter(state.place) as shelf:
 
         def apply_barriers(rank: RankResult) -> RankResult:
-            if rank.job not in chosen:
+            if rank.job not in synchronous:
                 return rank
             with_steps = _with_steps_as_operations(rank, rank.job in busy_waiting)
-            return _with_merged_steps(with_steps, chosen[rank.job].numbers, reader, shelf)
+            return _with_merged_steps(with_steps, synchronous[rank.job].numbers, reader, shelf)
 
         return map_ranks(state.nodes, apply_barriers)
 
 
 def _find_barrier_steps(
-    ranks: Sequence[RankResult], place: SpillLocation
+    ranks: Sequence[RankResult], spill: SpillLocation
 ) -> tuple[Int, int] | None:
     """Return the steps that synchronous ranks end together, and their common wait in ns.
 
     The common wait is how long all ranks waited equally long in every step. None for ranks
     that are not synchronous. Steps: int64[n], numbers.
     """
-    with SpillReader(place) as reader:
+    with SpillReader(spill) as reader:
         table = [
             read_step_ends(rank.implicit_steps, reader)
             for rank in ranks
@@ -296,14 +298,14 @@ def _find_barrier_steps(
     return find_common_step_ends(ends), compute_common_wait_ns(table)
 
 
-def _is_busy_wait_confirmed(ranks: Sequence[RankResult], place: SpillLocation) -> bool:
+def _is_busy_wait_confirmed(ranks: Sequence[RankResult], spill: SpillLocation) -> bool:
     """Return whether the suspected busy-waiting of devices in one job is confirmed.
 
     Ranks of a job run one program: where one rank surely busy-waits, the others do too.
     """
     if all(rank.suspected_steps is None for rank in ranks):
         return False
-    with SpillReader(place) as reader:
+    with SpillReader(spill) as reader:
         return any(map(has_busy_wait, ranks)) or confirm_busy_wait(
             [_read_suspected_busy_wait(rank, reader) for rank in ranks]
         )
@@ -374,13 +376,13 @@ def _with_unknown_peer_wait(rank: RankResult) -> RankResult:
     partial = merge_accumulators(
         rank.accumulator, Accumulator(claimed=claim, unexplained={BUSY_WAIT: -units})
     )
-    left = {reason: ns for reason, ns in partial.unexplained.items() if ns}
+    unexplained = {reason: ns for reason, ns in partial.unexplained.items() if ns}
     victim_ns = {
         **rank.victim_ns,
         UNKNOWN_PEER: rank.victim_ns.get(UNKNOWN_PEER, 0) + units // SHARE_SCALE,
     }
     return with_attributed_waits(
-        rank, replace(partial, unexplained=left), victim_ns, rank.culprit_ns
+        rank, replace(partial, unexplained=unexplained), victim_ns, rank.culprit_ns
     )
 
 
@@ -413,12 +415,12 @@ def subtract_waits_from_reasons(
     subtracted first where the device was busy-waiting or the node was sending; suspected
     busy-waiting counts only if the steps of the rank confirm it.
     """
-    left = {
+    remaining = {
         name: rank.accumulator.unexplained.get(name, 0) // SHARE_SCALE
         for name in UNMARKED_WAIT_REASONS
     }
     if rank.suspected_steps is None:
-        left[SUSPECTED_BUSY_WAIT] = 0
+        remaining[SUSPECTED_BUSY_WAIT] = 0
     out = dict.fromkeys(UNMARKED_WAIT_REASONS, 0)
     transfer_ns = waits_ns.get(NETWORK_FAMILY, 0)
     for ns, order in (
@@ -429,8 +431,8 @@ def subtract_waits_from_reasons(
         ),
     ):
         for name in order:
-            part = min(ns, left[name])
-            left[name] -= part
+            part = min(ns, remaining[name])
+            remaining[name] -= part
             out[name] -= part
             ns -= part
         assert ns == 0, "a rank waited for longer than it may have"

@@ -112,19 +112,21 @@ def build_flow_evidence(
     if not cells:
         return ()
     over = describe_transport(cells, links)
-    known = [(number, cell) for number, cell in cells if cell.transferred_bytes is not None]
+    cells_with_bytes = [
+        (number, cell) for number, cell in cells if cell.transferred_bytes is not None
+    ]
     nodes = {node for _, cell in cells for node in cell.nodes}
     ranks = sum(int(np.count_nonzero(transfers.node == node)) for node in nodes)
-    count = sum(cell.operations * _count_senders(cell) for _, cell in known or cells) / max(
-        ranks, 1
-    )
-    if not known:
+    count = sum(
+        cell.operations * _count_senders(cell) for _, cell in cells_with_bytes or cells
+    ) / max(ranks, 1)
+    if not cells_with_bytes:
         note = f"operations of each rank, of unknown size{over}"
         return (Evidence(COUNT_METRIC, count, "count", note),)
-    sent_bytes = sum(_sum_sent_bytes(cell) for _, cell in known) / max(ranks, 1)
+    sent_bytes = sum(_sum_sent_bytes(cell) for _, cell in cells_with_bytes) / max(ranks, 1)
     mean = format_quantity(sent_bytes / count, "bytes") if count else "nothing"
     note = f"sent by each rank in {count:,.0f} operations of {mean}{over}"
-    rate = _build_rate_evidence(transfers, known, links)
+    rate = _build_rate_evidence(transfers, cells_with_bytes, links)
     return (
         Evidence(BYTES_METRIC, sent_bytes, "bytes", note),
         *rate[:1],
@@ -159,16 +161,18 @@ def _sum_sent_bytes(cell: TransferCell) -> float:
 
 
 def _build_rate_evidence(
-    transfers: TransferTotals, known: _Cells, links: Mapping[int, NodeLinks]
+    transfers: TransferTotals, cells_with_bytes: _Cells, links: Mapping[int, NodeLinks]
 ) -> tuple[Evidence, ...]:
-    taken, best = transfers.sum_cell_ns(), transfers.find_expected_ns()
+    cell_ns, best = transfers.sum_cell_ns(), transfers.find_expected_ns()
     timed = [
-        (at, cell) for at, cell in known if not cell.overlapped and not _is_point_to_point(cell)
+        (number, cell)
+        for number, cell in cells_with_bytes
+        if not cell.overlapped and not _is_point_to_point(cell)
     ]
-    timed = [(at, cell) for at, cell in timed if taken[at] > 0 and cell.bytes > 0]
+    timed = [(number, cell) for number, cell in timed if cell_ns[number] > 0 and cell.bytes > 0]
     if not timed:
         return ()
-    ns = sum(int(taken[at]) for at, _ in timed)
+    ns = sum(int(cell_ns[number]) for number, _ in timed)
     rate = sum(_sum_sent_bytes(cell) for _, cell in timed) / ns * 1e9
     due = [_estimate_link_time_ns(transfers, cell, links) for _, cell in timed]
     if None not in due:
@@ -182,7 +186,7 @@ def _build_rate_evidence(
             Evidence(RATE_METRIC, rate, "bytes/s", note),
             Evidence(PATH_RATIO_METRIC, part, "ratio", "achieved rate as a share of the link rate"),
         )
-    fastest = _describe_fastest_tenth(rate, [(cell, best[at]) for at, cell in timed])
+    fastest = _describe_fastest_tenth(rate, [(cell, best[number]) for number, cell in timed])
     if any(len(cell.nodes) > 1 for _, cell in timed):
         note = f"in transfer{fastest}; the rate of the links is not known"
         return (Evidence(RATE_METRIC, rate, "bytes/s", note),)
@@ -273,8 +277,8 @@ def _is_traffic_confirmed(links: NodeLinks) -> bool:
     """Return whether the devices in use are known to have carried the job's traffic."""
     if links.by_sockets:
         return True
-    seen = sum(links.get_bytes(device) for device in links.used)
-    return links.job_min_bytes > 0 and seen >= _MIN_CONFIRMED_RATIO * links.job_min_bytes
+    counted_bytes = sum(links.get_bytes(device) for device in links.used)
+    return links.job_min_bytes > 0 and counted_bytes >= _MIN_CONFIRMED_RATIO * links.job_min_bytes
 
 
 def format_gigabits(bytes_per_second: float) -> str:
@@ -303,15 +307,15 @@ class NetworkResult:
     message_excess_ns: Int | None = None
     """int64[ranks]: transfer time in small messages for no known reason, ns; None = none."""
 
-    def get_message_excess_ns(self, at: int) -> int:
+    def get_message_excess_ns(self, rank_index: int) -> int:
         """Return how much of a rank's transfer time in small messages has no known reason, ns."""
-        return 0 if self.message_excess_ns is None else int(self.message_excess_ns[at])
+        return 0 if self.message_excess_ns is None else int(self.message_excess_ns[rank_index])
 
-    def with_transfer_causes(self, at: int, victim_ns: Mapping[str, int]) -> dict[str, int]:
+    def with_transfer_causes(self, rank_index: int, victim_ns: Mapping[str, int]) -> dict[str, int]:
         """Return a rank's waits (ns by cause) with its transfers split; the sum stays."""
         out = dict(victim_ns)
         for cause, share in self.shares.items():
-            if ns := int(share.ns[at]):
+            if ns := int(share.ns[rank_index]):
                 out[cause] = ns
                 out[TRANSFER] -= ns
         return {cause: ns for cause, ns in out.items() if ns}
@@ -427,16 +431,16 @@ def _estimate_sent_bytes(transfers: TransferTotals) -> dict[int, tuple[float, fl
 
 def _build_checked_causes(links: NodeLinks) -> Accumulator:
     """Return which causes the counters of a rank's node can show."""
-    asked, missing = {TRANSFER: 1}, {}
+    evaluated, missing = {TRANSFER: 1}, {}
     for cause, names in REQUIRED_SIGNALS.items():
-        seen = bool(links.network.devices(*names))
+        has_counters = bool(links.network.devices(*names))
         if cause == PATH.id:
-            seen = links.bytes_per_second is not None
-        if seen:
-            asked[cause] = 1
+            has_counters = links.bytes_per_second is not None
+        if has_counters:
+            evaluated[cause] = 1
         else:
             missing[cause, names[0]] = 1
-    return Accumulator(evaluated=asked, missing=missing)
+    return Accumulator(evaluated=evaluated, missing=missing)
 
 
 def _compute_mean_steps(nodes: Sequence[NodeResult]) -> float:
@@ -498,8 +502,10 @@ def _build_transfer_evidence(
 def _find_distant_nodes(links: Mapping[int, NodeLinks]) -> tuple[Culprit, ...]:
     """Find the nodes whose round trips are longer than those of the others."""
     trips = {number: get_round_trip(node_links)[1] for number, node_links in links.items()}
-    known = {number: trip for number, trip in trips.items() if trip is not None}
-    return tuple(_build_link_culprit(links[n], links[n].used[0]) for n in find_outlier_nodes(known))
+    measured_trips = {number: trip for number, trip in trips.items() if trip is not None}
+    return tuple(
+        _build_link_culprit(links[n], links[n].used[0]) for n in find_outlier_nodes(measured_trips)
+    )
 
 
 def _join_evidence(signs: Sequence[Evidence], crossed: Sequence[Evidence]) -> tuple[Evidence, ...]:
@@ -519,8 +525,8 @@ def _find_outlier_nodes(
     comparison: PeerComparison | None = None
     for kind, name in dict.fromkeys((sign.kind, sign.evidence.name) for sign in share.symptoms):
         by_node: dict[int, Symptom] = {}
-        seen = [*share.symptoms, *(sign for signs in loose_signs.values() for sign in signs)]
-        for sign in seen:
+        symptoms = [*share.symptoms, *(sign for signs in loose_signs.values() for sign in signs)]
+        for sign in symptoms:
             if (sign.kind, sign.evidence.name) == (kind, name):
                 best = by_node.get(sign.node)
                 by_node[sign.node] = sign if best is None else max(best, sign, key=_get_strength)

@@ -68,15 +68,15 @@ class CulpritSums:
         self.time_bins.merge(other.time_bins)
         self.victims.merge(other.victims)
         self.savings.merge(other.savings)
-        for own, slow in zip(self.slow, other.slow):
-            own.merge(slow)
+        for slow_steps, slow in zip(self.slow, other.slow):
+            slow_steps.merge(slow)
 
 
 def make_culprit_sums(ranks: Sequence[tuple[NodeResult, RankResult]], causes: int) -> CulpritSums:
     """Make the sums for culprits without operations; causes: number of them."""
     begin_ns = np.array([node.loaded.first_ns for node, _ in ranks], np.int64)
     first: dict[str, int] = {}
-    labels = [first.setdefault(node.facts.key, at) for at, (node, _) in enumerate(ranks)]
+    labels = [first.setdefault(node.facts.key, index) for index, (node, _) in enumerate(ranks)]
     results = [rank for _, rank in ranks]
     return CulpritSums(
         WaitTimeBins(causes, begin_ns, labels),
@@ -115,17 +115,19 @@ class CulpritObserver:
         known_ns, both_ns = (bins.sum_waits(self._cause_numbers(c)) for c in (leaves, both))
         return both if 2 * known_ns < min(waited_ns, both_ns) else leaves
 
-    def victim_count(self, at: int) -> int | None:
+    def victim_count(self, rank_index: int) -> int | None:
         """Return how many other ranks waited for a rank; None where that is not known."""
-        return self.sums.victims.count_victims(at)
+        return self.sums.victims.count_victims(rank_index)
 
-    def recoverable_ns(self, at: int, leaves: Collection[str], own_ns: int) -> int:
+    def recoverable_ns(self, rank_index: int, leaves: Collection[str], own_ns: int) -> int:
         """Return the device time all ranks save when one culprit is on time.
 
         own_ns: what the culprit lost by itself.
         """
         causes = self._cause_numbers(leaves)
-        return self.sums.savings.estimate_savings(at, causes, own_ns, self._steps[at])
+        return self.sums.savings.estimate_savings(
+            rank_index, causes, own_ns, self._steps[rank_index]
+        )
 
     def all_recoverable_ns(self, leaves: Collection[str]) -> int | None:
         """Return the device time all ranks save without some causes; None where it is not known.
@@ -155,7 +157,7 @@ class CulpritObserver:
             slow_step_count=slow_steps,
             p50_ns=None if p50 is None else int(p50),
             p99_ns=None if p99 is None else int(p99),
-            late_ranks=tuple((*self._places[at], steps) for at, steps in order),
+            late_ranks=tuple((*self._places[rank_index], steps) for rank_index, steps in order),
             why_missing=why,
         )
 
@@ -177,16 +179,16 @@ def _count_job_ranks(ranks: Sequence[RankResult]) -> Int:
 
 def _choose_slow_step_ranks(ranks: Sequence[RankResult]) -> list[SlowSteps]:
     """Choose the rank with the most steps of each job, the first of several."""
-    chosen: dict[int, int] = {}
-    for at, rank in enumerate(ranks):
+    rank_of_job: dict[int, int] = {}
+    for index, rank in enumerate(ranks):
         if rank.operations is None:
             continue
-        best = chosen.setdefault(rank.job, at)
+        best = rank_of_job.setdefault(rank.job, index)
         if rank.ledger.steps > ranks[best].ledger.steps:
-            chosen[rank.job] = at
+            rank_of_job[rank.job] = index
     return [
-        SlowSteps(at, ranks[at].accumulator.slowest, ranks[at].ledger.steps, len(ranks))
-        for at in chosen.values()
+        SlowSteps(index, ranks[index].accumulator.slowest, ranks[index].ledger.steps, len(ranks))
+        for index in rank_of_job.values()
     ]
 
 
@@ -214,21 +216,25 @@ class WhatIfObserver:
     def begin(self, columns: Sequence[int], spent: Sequence[int]) -> list[int]:
         """Take the categories that have time; return the further columns that are needed."""
         names = [self._categories[c] for c in columns]
-        self._cause_columns = [at for at, name in enumerate(names[:-1]) if name != UNEXPLAINED]
-        self._gap_columns = [at for at, name in enumerate(names[:-1]) if name == UNEXPLAINED]
-        self.causes = tuple(names[at] for at in self._cause_columns)
+        self._cause_columns = [
+            position for position, name in enumerate(names[:-1]) if name != UNEXPLAINED
+        ]
+        self._gap_columns = [
+            position for position, name in enumerate(names[:-1]) if name == UNEXPLAINED
+        ]
+        self.causes = tuple(names[position] for position in self._cause_columns)
         self._work = len(columns) - 1
         named = blame_causes(names)
         self._work_causes = named.index(IMBALANCE), named.index(SLOW_COMPUTE)
         hidden = [c for c in spent if c >= len(self._categories)]
-        more = [HIDDEN_COLUMNS[c - len(self._categories)] for c in hidden]
+        hidden_names = [HIDDEN_COLUMNS[c - len(self._categories)] for c in hidden]
         self._hidden = [
-            (self.causes.index(name), len(columns) + at)
-            for at, name in enumerate(more)
+            (self.causes.index(name), len(columns) + position)
+            for position, name in enumerate(hidden_names)
             if name in self.causes
         ]
         self._all_causes_column = (
-            len(columns) + more.index(ALL_CAUSES) if ALL_CAUSES in more else None
+            len(columns) + hidden_names.index(ALL_CAUSES) if ALL_CAUSES in hidden_names else None
         )
         job = np.asarray(self._job)
         _, which, count = np.unique(job, return_inverse=True, return_counts=True)
@@ -295,11 +301,11 @@ class WhatIfObserver:
         """
         causes = len(self._cause_columns)
         out = np.zeros((causes + 2, len(spent)), np.int64)  # each column contiguous
-        for at, column in enumerate(self._cause_columns):
-            out[at] = spent[:, column]
-            out[causes] += out[at]
-        for at, column in self._hidden:
-            out[at] += spent[:, column]
+        for row, column in enumerate(self._cause_columns):
+            out[row] = spent[:, column]
+            out[causes] += out[row]
+        for row, column in self._hidden:
+            out[row] += spent[:, column]
         if self._all_causes_column is not None:
             out[causes] += spent[:, self._all_causes_column]
         for column in self._gap_columns:
@@ -362,17 +368,17 @@ class LongWaitObserver:
         if not long_enough.size:
             return
         main, culprit, ns = main[long_enough], culprit[long_enough], whole_ns[long_enough]
-        at = row[main]
-        begin_ns = ops.leave_ns[at] - ops.blocked_ns[at]
-        new = np.stack([culprit, ns, ops.rank[at], blamed.cause[main], begin_ns])
+        wait_row = row[main]
+        begin_ns = ops.leave_ns[wait_row] - ops.blocked_ns[wait_row]
+        new = np.stack([culprit, ns, ops.rank[wait_row], blamed.cause[main], begin_ns])
         self._kept = np.concatenate([self._kept, new], axis=1)
         if self._kept.shape[1] > _BUFFER_WAITS + WAITS_PER_CULPRIT * self._floor_ns.size:
             self._settle()
 
     def merge(self, other: LongWaitObserver) -> None:
         """Add the longest waits in other operations."""
-        for own, slow in zip(self._slow, other._slow):
-            own.merge(slow)
+        for slow_steps, slow in zip(self._slow, other._slow):
+            slow_steps.merge(slow)
         self._kept = np.concatenate([self._kept, other._kept], axis=1)
         if self._kept.shape[1]:
             self._settle()
@@ -381,13 +387,13 @@ class LongWaitObserver:
         """Keep the longest few waits of each culprit; ties by start, then by victim."""
         culprit, ns, victim, cause, start = self._kept
         order = np.lexsort((cause, victim, start, -ns, culprit))
-        kept = self._kept[:, order]
-        starts = np.flatnonzero(np.append(True, kept[0, 1:] != kept[0, :-1]))
-        place = np.arange(kept.shape[1])
-        place -= np.repeat(starts, np.diff(np.append(starts, place.size)))
-        last = np.flatnonzero(place == WAITS_PER_CULPRIT - 1)
-        self._floor_ns[kept[0, last]] = kept[1, last]
-        self._kept = kept[:, place < WAITS_PER_CULPRIT]
+        waits = self._kept[:, order]
+        starts = np.flatnonzero(np.append(True, waits[0, 1:] != waits[0, :-1]))
+        position = np.arange(waits.shape[1])
+        position -= np.repeat(starts, np.diff(np.append(starts, position.size)))
+        last = np.flatnonzero(position == WAITS_PER_CULPRIT - 1)
+        self._floor_ns[waits[0, last]] = waits[1, last]
+        self._kept = waits[:, position < WAITS_PER_CULPRIT]
 
     def longest(self, named: Collection[int]) -> list[LongWait]:
         """Return the longest waits, with a few reserved for each of the `named` culprits."""
@@ -396,10 +402,10 @@ class LongWaitObserver:
         self._settle()
         culprit, ns = self._kept[:2]
         is_start = np.append(True, culprit[1:] != culprit[:-1])
-        place = np.arange(culprit.size) - np.maximum.accumulate(
+        position = np.arange(culprit.size) - np.maximum.accumulate(
             np.where(is_start, np.arange(culprit.size), 0)
         )
-        first = np.isin(culprit, list(named)) & (place < RESERVED_PER_CULPRIT)
+        first = np.isin(culprit, list(named)) & (position < RESERVED_PER_CULPRIT)
         order = np.lexsort((np.arange(ns.size), -ns, ~first))[:MAX_WAITS]
         return [
             LongWait(int(victim), int(culprit_rank), int(cause), int(start), int(ns))
@@ -435,13 +441,13 @@ def list_slowest_steps(ranks: Sequence[RankResult]) -> dict[int, list[int]]:
 def _choose_slow_step_observers(ranks: Sequence[RankResult]) -> list[SlowSteps]:
     """Choose for the slow steps of each job the rank that recorded most of them."""
     numbers = list_slowest_steps(ranks)
-    chosen: dict[int, tuple[int, Mapping[int, int]]] = {}
-    for at, rank in enumerate(ranks):
+    steps_of_job: dict[int, tuple[int, Mapping[int, int]]] = {}
+    for index, rank in enumerate(ranks):
         if rank.history is None or rank.operations is None:
             continue
         wanted = set(numbers[rank.job])
         steps = rank.history.slowest[:3].T.tolist()
         own_steps = {start: ns for number, start, ns in steps if number in wanted}
-        if own_steps and len(own_steps) > len(chosen.get(rank.job, (0, {}))[1]):
-            chosen[rank.job] = at, own_steps
-    return [SlowSteps(at, steps, None, len(ranks)) for at, steps in chosen.values()]
+        if own_steps and len(own_steps) > len(steps_of_job.get(rank.job, (0, {}))[1]):
+            steps_of_job[rank.job] = index, own_steps
+    return [SlowSteps(index, steps, None, len(ranks)) for index, steps in steps_of_job.values()]

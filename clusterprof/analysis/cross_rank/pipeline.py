@@ -102,20 +102,20 @@ CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (
 
 def analyze_across_ranks(
     nodes: Iterable[NodeResult],
-    place: SpillLocation = IN_MEMORY,
+    spill: SpillLocation = IN_MEMORY,
     limits: Mapping[str, Any] | None = None,
     run_map: RunMap = map,
     dumps: Sequence[Dump] = (),
 ) -> JobState:
     """Match the operations of all ranks and attribute the waiting time in them to causes.
 
-    place: where the analysis of the nodes has stored the operations. When they cannot be
+    spill: where the analysis of the nodes has stored the operations. When they cannot be
     read back, all waiting time stays "peers": compared with only part of the ranks, the
     others would count as unknown. limits: bound limits object per cause id; None = the
     defaults. run_map: applies a module-level function to items that can be pickled, and yields
     the results in their order. dumps: of the flight recorder, to compare the waits with.
     """
-    state = JobState(tuple(nodes), place, limits or build_limits({}), run_map, tuple(dumps))
+    state = JobState(tuple(nodes), spill, limits or build_limits({}), run_map, tuple(dumps))
     for apply_pass in CROSS_RANK_PASSES:
         state = apply_pass(state)
     return state

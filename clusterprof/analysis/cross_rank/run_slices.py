@@ -195,13 +195,13 @@ def _blame_slice(task: SliceTask, reader: SpillReader) -> SliceBlame:
 def _begin_slice(task: SliceTask, sums: BlameSums, stream: SliceStream) -> BlameCarryOver:
     """Begin the sums and the blame with the operations before the slice."""
     ops, at_arrive, at_leave, ordinal = stream.read_context()
-    own = slice(len(task.columns.used))
+    used_columns = slice(len(task.columns.used))
     last = ops.process_group.size - 1
     cut, leave = ops.take_range(last, last + 1), at_leave[int(ops.first[last]) :]
     sums.bubbles.begin(cut.rank, cut.leave_ns)
     sums.what_if.begin_slice(cut, leave, task.state.culprits)
     return begin_carry_over(
-        ops, at_arrive[:, own], at_leave[:, own], ordinal, task.state.usual_work
+        ops, at_arrive[:, used_columns], at_leave[:, used_columns], ordinal, task.state.usual_work
     )
 
 
@@ -209,13 +209,15 @@ def _observe_batches(
     task: SliceTask, sums: BlameSums, stream: OperationStream, carry: BlameCarryOver | None
 ) -> BlameCarryOver | None:
     """Blame all operations of a stream; return the carry-over at its end, None without any."""
-    own = slice(len(task.columns.used))
+    used_columns = slice(len(task.columns.used))
     batches = stream.read_batches(BLOCK_ROWS)
     while parts := _take_batches(batches, 0 if carry is None else carry.rows.op.size):
         ops, arrive, leave = join_batches(parts)
         before, carry = [carry], None
         # the call takes over the only reference, so that the rows of before are released in it
-        blamed, carry = blame_waits(ops, arrive[:, own], leave[:, own], task.ranks, before.pop())
+        blamed, carry = blame_waits(
+            ops, arrive[:, used_columns], leave[:, used_columns], task.ranks, before.pop()
+        )
         for part, part_blame in zip(parts, blamed.split([part.operations for part in parts])):
             sums.what_if.add(part.operations, part_blame, part.at_arrive, part.at_leave)
         del parts, arrive, leave
@@ -314,10 +316,10 @@ class _Tasks(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._slices)
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self._make_task(run_slice) for run_slice in self._slices[at]]
-        return self._make_task(self._slices[at])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._make_task(run_slice) for run_slice in self._slices[index]]
+        return self._make_task(self._slices[index])
 
 
 def blame_in_slices(
@@ -325,7 +327,7 @@ def blame_in_slices(
     sums: BlameSums,
     columns: BlameColumns,
     ranks: int,
-    place: SpillLocation,
+    spill: SpillLocation,
     run_map: RunMap = map,
 ) -> dict[str, int]:
     """Blame all operations of some jobs, and add the results to the sums.
@@ -337,7 +339,7 @@ def blame_in_slices(
 
     def make_task(run_slice: tuple[_JobBlame, int, SliceState]) -> SliceTask:
         blame, number, state = run_slice
-        return SliceTask(*blame.job.select(number), ranks, columns, sums, place, state)
+        return SliceTask(*blame.job.select(number), ranks, columns, sums, spill, state)
 
     blames = [_JobBlame(job) for job in jobs]
     while run_slices := [

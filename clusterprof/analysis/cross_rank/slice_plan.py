@@ -56,9 +56,11 @@ class JobSlices:
         if number != WHOLE:
             span = self.spans[number]
             return select_slice_entries(self.entries, span), self.directory, span
-        none = LeaveTimeSamples(0, *np.zeros((3, 0), np.int64))
+        no_samples = LeaveTimeSamples(0, *np.zeros((3, 0), np.int64))
         entries = [
-            replace(entry, operations=replace(entry.operations, leaves=none, barriers=none))
+            replace(
+                entry, operations=replace(entry.operations, leaves=no_samples, barriers=no_samples)
+            )
             for entry in self.entries
         ]
         return entries, self.directory, None
@@ -83,9 +85,9 @@ def plan_slices(
     for entry in entries:
         jobs.setdefault(entry.job, []).append(entry)
     out = []
-    for own in jobs.values():
-        directory = build_directory(own, members)
-        out.append(JobSlices(own, directory, _plan_job(own, directory)))
+    for job_entries in jobs.values():
+        directory = build_directory(job_entries, members)
+        out.append(JobSlices(job_entries, directory, _plan_job(job_entries, directory)))
     return out
 
 
@@ -100,22 +102,24 @@ def _plan_job(entries: Sequence[RankEntry], directory: ChannelDirectory) -> list
         ],
         axis=1,
     )
-    known = channel >= 0
-    cut_channel, numbers = find_common_cuts(channel[known], number[known], len(entries))
+    has_channel = channel >= 0
+    cut_channel, numbers = find_common_cuts(channel[has_channel], number[has_channel], len(entries))
     if not numbers.size:
         return []
     ranks = np.arange(1, len(entries) + 1)
-    own = _find_entries(directory, cut_channel)
-    if not np.array_equal(np.searchsorted(directory.base, own, side="right"), ranks):
+    entry_of_channel = _find_entries(directory, cut_channel)
+    if not np.array_equal(np.searchsorted(directory.base, entry_of_channel, side="right"), ranks):
         return []  # not one entry of each rank: one rank has two, another has none
     block = np.stack(
         [
-            np.searchsorted(entry.operations.lowest[:-1, at], numbers, side="right") - 1
-            for entry, at in zip(entries, (own - directory.base[:-1]).tolist())
+            np.searchsorted(entry.operations.lowest[:-1, block_number], numbers, side="right") - 1
+            for entry, block_number in zip(
+                entries, (entry_of_channel - directory.base[:-1]).tolist()
+            )
         ]
     )
-    chosen = _choose_cuts(entries, block, numbers, int(own[0]))
-    return _make_spans(entries, Cut(cut_channel, -1), numbers[chosen], block[:, chosen])
+    cuts = _choose_cuts(entries, block, numbers, int(entry_of_channel[0]))
+    return _make_spans(entries, Cut(cut_channel, -1), numbers[cuts], block[:, cuts])
 
 
 def _find_entries(directory: ChannelDirectory, channel: int) -> Int:
@@ -134,31 +138,37 @@ def _choose_cuts(
     rows_before = [
         np.cumsum([0, *(block.rows for block in entry.operations.blocks)]) for entry in entries
     ]
-    surely_before = np.min([rows[at] for rows, at in zip(rows_before, block)], axis=0)
+    surely_before = np.min(
+        [rows[block_number] for rows, block_number in zip(rows_before, block)], axis=0
+    )
     # Where the operation is in its block is known roughly: numbers are evenly spaced.
-    first, at = entries[0].operations, block[0]
+    first, block_number = entries[0].operations, block[0]
     lowest = first.lowest[:, first_channel]
-    end = np.where(lowest[at + 1] == NO_NUMBER, lowest[at] + 1, lowest[at + 1])
-    part = np.clip((numbers - lowest[at]) / np.maximum(end - lowest[at], 1), 0.0, 1.0)
-    place = rows_before[0][at] + part * np.diff(rows_before[0])[at]
+    end = np.where(
+        lowest[block_number + 1] == NO_NUMBER, lowest[block_number] + 1, lowest[block_number + 1]
+    )
+    part = np.clip(
+        (numbers - lowest[block_number]) / np.maximum(end - lowest[block_number], 1), 0.0, 1.0
+    )
+    row_position = rows_before[0][block_number] + part * np.diff(rows_before[0])[block_number]
     total = int(rows_before[0][-1])
-    chosen: list[int] = []
+    cuts: list[int] = []
     for cut in range(numbers.size):
-        if total - place[cut] < SLICE_ROWS / 2:
+        if total - row_position[cut] < SLICE_ROWS / 2:
             break
-        if chosen:
-            if place[cut] - place[chosen[-1]] >= SLICE_ROWS:
-                chosen.append(cut)
-        elif place[cut] >= FIRST_SLICE_ROWS and surely_before[cut] > FIRST_OPERATIONS:
+        if cuts:
+            if row_position[cut] - row_position[cuts[-1]] >= SLICE_ROWS:
+                cuts.append(cut)
+        elif row_position[cut] >= FIRST_SLICE_ROWS and surely_before[cut] > FIRST_OPERATIONS:
             is_measured = _is_usual_work_measured(
-                first.lowest, first.counts, int(at[cut]), place[cut]
+                first.lowest, first.counts, int(block_number[cut]), row_position[cut]
             )
-            if is_measured or place[cut] >= MAX_FIRST_SLICE_ROWS:
-                chosen.append(cut)
-    return chosen
+            if is_measured or row_position[cut] >= MAX_FIRST_SLICE_ROWS:
+                cuts.append(cut)
+    return cuts
 
 
-def _is_usual_work_measured(lowest: Int, counts: Int, block: int, place: float) -> bool:
+def _is_usual_work_measured(lowest: Int, counts: Int, block: int, row_position: float) -> bool:
     """Return whether a rank has shown its usual work in each of its groups before a block.
 
     lowest, counts: see RankOperations. Groups with too few operations to look back from each to
@@ -166,9 +176,9 @@ def _is_usual_work_measured(lowest: Int, counts: Int, block: int, place: float) 
     """
     begun = lowest[0] < NO_NUMBER
     is_over = lowest[block] == NO_NUMBER
-    seen = np.minimum(np.where(is_over, counts, lowest[block] - lowest[0]), counts)
-    is_rare = seen * MAX_LOOK_BACK_OPERATIONS < place
-    return bool((~begun | is_rare | is_over | (seen > USUAL_WORK_SEGMENTS)).all())
+    observed_count = np.minimum(np.where(is_over, counts, lowest[block] - lowest[0]), counts)
+    is_rare = observed_count * MAX_LOOK_BACK_OPERATIONS < row_position
+    return bool((~begun | is_rare | is_over | (observed_count > USUAL_WORK_SEGMENTS)).all())
 
 
 def _make_spans(
@@ -182,20 +192,20 @@ def _make_spans(
     edges = np.column_stack([np.zeros(len(entries), np.int64), block, last_block])
     return [
         SliceSpan(
-            cuts[at],
-            cuts[at + 1],
-            edges[:, at],
-            edges[:, at + 1],
+            cuts[index],
+            cuts[index + 1],
+            edges[:, index],
+            edges[:, index + 1],
             np.array(
                 [
                     _count_leading_blocks(entry, int(first))
-                    for entry, first in zip(entries, edges[:, at])
+                    for entry, first in zip(entries, edges[:, index])
                 ]
             )
-            if at
+            if index
             else np.zeros(len(entries), np.int64),
         )
-        for at in range(len(cuts) - 1)
+        for index in range(len(cuts) - 1)
     ]
 
 

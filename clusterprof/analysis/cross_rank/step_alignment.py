@@ -91,8 +91,8 @@ def _has_stable_distance(apart_ns: Int, step_ns: float) -> bool:
     """
     allowed = max(STEP_END_TOLERANCE_NS, STEP_END_TOLERANCE_RATIO * step_ns)
     near_count = 0
-    for at in range(0, apart_ns.size, NEIGHBOR_STEPS):
-        part = apart_ns[at : at + NEIGHBOR_STEPS]
+    for begin in range(0, apart_ns.size, NEIGHBOR_STEPS):
+        part = apart_ns[begin : begin + NEIGHBOR_STEPS]
         near_count += int(np.count_nonzero(np.abs(part - np.median(part)) <= allowed))
     if near_count < MIN_SYNCHRONOUS_RATIO * apart_ns.size:
         return False
@@ -198,16 +198,16 @@ def find_common_step_ends(ends: Sequence[tuple[Int, Int]]) -> Int:
     table = np.stack([end[np.searchsorted(number, numbers)] for number, end in ends])
     step_ns = float(np.median(np.diff(table[0]))) if numbers.size > 1 else 0.0
     apart = table - table[0]
-    for at in range(0, numbers.size, NEIGHBOR_STEPS):
-        chunk = apart[:, at : at + NEIGHBOR_STEPS]
+    for row in range(0, numbers.size, NEIGHBOR_STEPS):
+        chunk = apart[:, row : row + NEIGHBOR_STEPS]
         chunk -= np.median(chunk, axis=1).astype(np.int64)[:, None]
     spread = apart.max(axis=0) - apart.min(axis=0)
     is_common = spread <= max(STEP_END_TOLERANCE_NS, STEP_END_TOLERANCE_RATIO * step_ns)
     is_common[-1:] = True
     rows, last = [], -1
-    for at in np.flatnonzero(is_common).tolist():
-        rows += [*range(last + MAX_MERGED_STEPS, at, MAX_MERGED_STEPS), at]
-        last = at
+    for row in np.flatnonzero(is_common).tolist():
+        rows += [*range(last + MAX_MERGED_STEPS, row, MAX_MERGED_STEPS), row]
+        last = row
     return numbers[np.array(rows, np.int64)]
 
 
@@ -222,7 +222,9 @@ def compute_common_wait_ns(steps: Sequence[tuple[Int, Int, Int]]) -> int:
     numbers = steps[0][0]
     for rank_numbers, _, _ in steps[1:]:
         numbers = np.intersect1d(numbers, rank_numbers)
-    waited = np.stack([stay[np.searchsorted(own, numbers)] for own, _, stay in steps])
+    waited = np.stack(
+        [stay[np.searchsorted(step_numbers, numbers)] for step_numbers, _, stay in steps]
+    )
     least = waited.min(axis=0)
     return int(np.minimum(least, 2 * int(np.median(least))).sum()) if numbers.size else 0
 

@@ -59,9 +59,9 @@ def align_cause_ids(state: JobState) -> JobState:
 
 
 def _has_different_ids(rank: RankResult, names: Mapping[str, str]) -> bool:
-    own = {leaf: bucket.id for bucket in rank.buckets for leaf in bucket.causes}
+    id_of_cause = {leaf: bucket.id for bucket in rank.buckets for leaf in bucket.causes}
     claimed = {cause for cause, _, _ in rank.accumulator.claimed}
-    return any(own.get(cause) != id_ for cause, id_ in names.items() if cause in claimed)
+    return any(id_of_cause.get(cause) != id_ for cause, id_ in names.items() if cause in claimed)
 
 
 def compute_culprit_totals(ranks: Sequence[RankResult]) -> list[CulpritTotals]:
@@ -113,7 +113,7 @@ def choose_reported_ids(ranks: Sequence[RankResult]) -> dict[str, str]:
 
 
 def _compute_own_loss(rank: RankResult) -> dict[str, int]:
-    own = {
+    own_ns = {
         bucket.id: bucket.lost_ns - sum(rank.victim_ns.get(leaf, 0) for leaf in bucket.causes)
         for bucket in rank.buckets
     }
@@ -121,5 +121,5 @@ def _compute_own_loss(rank: RankResult) -> dict[str, int]:
     # waited for without a cause, or for one that was too uncertain to be named
     waited_ns = sum(ns for leaf, ns in rank.victim_ns.items() if leaf not in named)
     waited_ns += _sum_unexplained_waits(rank)
-    own[UNATTRIBUTED] = sum(ns for _, ns in rank.reasons) - waited_ns
-    return {id_: ns for id_, ns in own.items() if ns}
+    own_ns[UNATTRIBUTED] = sum(ns for _, ns in rank.reasons) - waited_ns
+    return {id_: ns for id_, ns in own_ns.items() if ns}

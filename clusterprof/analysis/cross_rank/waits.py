@@ -135,8 +135,8 @@ def _require_clock(state: JobState) -> NodeClockAlignment:
 def _select_ranks_with_operations(nodes: Sequence[NodeResult]) -> list[_NumberedRank]:
     ranks = [(node, rank) for node in nodes for rank in node.ranks]
     return [
-        (at, node, rank)
-        for at, (node, rank) in enumerate(ranks)
+        (index, node, rank)
+        for index, (node, rank) in enumerate(ranks)
         if rank.operations is not None and rank.job != AMBIGUOUS_JOB
     ]
 
@@ -211,13 +211,13 @@ def _make_comparison(
 def _build_rank_entries(
     with_operations: Sequence[_NumberedRank], nodes: Sequence[NodeResult], clock: NodeClockAlignment
 ) -> list[RankEntry]:
-    number = {id(node): at for at, node in enumerate(nodes)}
+    number = {id(node): index for index, node in enumerate(nodes)}
     entries = []
-    for at, node, rank in with_operations:
+    for index, node, rank in with_operations:
         operations: RankOperations = rank.operations  # type: ignore[assignment]
-        name = at if rank.ledger.rank is None else rank.ledger.rank
+        name = index if rank.ledger.rank is None else rank.ledger.rank
         offset = clock.fit_offset(number[id(node)], rank.first_ns, rank.last_ns)
-        entries.append(RankEntry(at, name, rank.job, offset, operations))
+        entries.append(RankEntry(index, name, rank.job, offset, operations))
     return entries
 
 
@@ -275,8 +275,8 @@ def _with_attributed_waits(
     complete_jobs = barriers.complete_jobs | {
         job.number for job in state.jobs if job.world_size and not job.missing
     }
-    for at, _, rank in with_operations:
-        waits = _measure_rank_waits(at, sums, network, rank.job in complete_jobs)
+    for index, _, rank in with_operations:
+        waits = _measure_rank_waits(index, sums, network, rank.job in complete_jobs)
         if rank.job in barriers.jobs:
             waits = _generalize_step_waits(waits, limits_ns.get(rank.job))
             taken_ns = subtract_waits_from_reasons(
@@ -284,12 +284,12 @@ def _with_attributed_waits(
             )
         else:
             taken_ns = {WITH_PEERS: -waits.all_ns}
-        ranks[at] = _with_wait_causes(rank, waits, taken_ns, network.checked[at])
+        ranks[index] = _with_wait_causes(rank, waits, taken_ns, network.checked[index])
     return with_ranks(state.nodes, ranks)
 
 
 def _measure_rank_waits(
-    at: int, sums: BlameSums, network: NetworkResult, complete: bool
+    index: int, sums: BlameSums, network: NetworkResult, complete: bool
 ) -> _RankWaits:
     """Measure the waits of the rank with this number.
 
@@ -297,30 +297,30 @@ def _measure_rank_waits(
     not be matched.
     """
     totals, bubbles, jitter = sums.totals, sums.bubbles, sums.jitter
-    victim_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.victim_ns[at]) if ns}
-    culprit_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.culprit_ns[at]) if ns}
+    victim_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.victim_ns[index]) if ns}
+    culprit_ns = {c: int(ns) for c, ns in zip(totals.causes, totals.culprit_ns[index]) if ns}
     unknown_ns = sum(
         victim_ns.pop(name, 0)
         for name in (UNEXPLAINED, UNKNOWN, *((UNKNOWN_PEER,) if complete else ()))
     )
-    victim_ns = network.with_transfer_causes(at, victim_ns)
-    message_ns = min(network.get_message_excess_ns(at), victim_ns.get(TRANSFER, 0))
+    victim_ns = network.with_transfer_causes(index, victim_ns)
+    message_ns = min(network.get_message_excess_ns(index), victim_ns.get(TRANSFER, 0))
     victim_ns = bubbles.add_causes(victim_ns, {TRANSFER: -message_ns})
     unknown_ns += message_ns
-    victim_ns = bubbles.add_causes(victim_ns, bubbles.victim_change(at))
-    culprit_ns = bubbles.add_causes(culprit_ns, bubbles.culprit_change(at))
+    victim_ns = bubbles.add_causes(victim_ns, bubbles.victim_change(index))
+    culprit_ns = bubbles.add_causes(culprit_ns, bubbles.culprit_change(index))
     return _RankWaits(
-        victim_ns=bubbles.add_causes(victim_ns, jitter.victim_change(at)),
-        culprit_ns=bubbles.add_causes(culprit_ns, jitter.culprit_change(at)),
+        victim_ns=bubbles.add_causes(victim_ns, jitter.victim_change(index)),
+        culprit_ns=bubbles.add_causes(culprit_ns, jitter.culprit_change(index)),
         unknown_ns=unknown_ns,
-        jitter_ns=jitter.jitter_ns(at),
+        jitter_ns=jitter.jitter_ns(index),
         totals={
-            name: int(column[at])
+            name: int(column[index])
             for name, column in zip(
                 (*ALL_TO_ALL_TOTALS, *WORK_WAIT_TOTALS),
                 (*totals.all_to_all_bytes, *totals.work_wait_ns),
             )
-            if column[at]
+            if column[index]
         },
     )
 
@@ -355,9 +355,9 @@ def _with_wait_causes(
         totals=waits.totals,
     )
     partial = merge_accumulators(rank.accumulator, moved, checked)
-    left = {reason: units for reason, units in partial.unexplained.items() if units}
+    unexplained = {reason: units for reason, units in partial.unexplained.items() if units}
     return with_attributed_waits(
-        rank, replace(partial, unexplained=left), waits.victim_ns, waits.culprit_ns
+        rank, replace(partial, unexplained=unexplained), waits.victim_ns, waits.culprit_ns
     )
 
 
