@@ -140,10 +140,10 @@ def _sum_maps(maps: list[Mapping[Any, int]]) -> Mapping[Any, int]:
     if not any(maps[1:]):
         return maps[0] if maps else {}
     total = dict(maps[0])
-    known = total.get
+    get_amount = total.get
     for counts in maps[1:]:  # the first is the sum so far: long, and copied at once
         for key, value in counts.items():
-            total[key] = known(key, 0) + value
+            total[key] = get_amount(key, 0) + value
     return total
 
 
@@ -161,8 +161,8 @@ def round_by_largest_remainder(shares_ns: Mapping[tuple[str, str], int], total_n
     assert sum(shares_ns.values()) == total_ns * SHARE_SCALE, (
         "claims do not add up to the lost time"
     )
-    whole = {key: amount // SHARE_SCALE for key, amount in shares_ns.items()}
-    missing = total_ns - sum(whole.values())
+    whole_ns = {key: amount // SHARE_SCALE for key, amount in shares_ns.items()}
+    missing = total_ns - sum(whole_ns.values())
     for key in sorted(shares_ns, key=lambda key: (-(shares_ns[key] % SHARE_SCALE), key))[:missing]:
-        whole[key] += 1
-    return whole
+        whole_ns[key] += 1
+    return whole_ns

@@ -233,21 +233,21 @@ def allocate_buckets(
     amounts: dict[tuple[str, str], dict[str, int]] = {}
     host: dict[str, int] = {}
     causes: dict[str, dict[str, int]] = {}
-    rest = {("reason", reason): units for reason, units in accumulator.unexplained.items()}
+    reason_units = {("reason", reason): units for reason, units in accumulator.unexplained.items()}
     for (cause, grade, source), units in sorted(accumulator.claimed.items()):
         id_ = (reported_id or {}).get(cause) or choose_reported_id(
             accumulator, cause, coverage_ratio
         )
         if id_ is None:
             key = ("reason", LOW_CONFIDENCE)
-            rest[key] = rest.get(key, 0) + units
+            reason_units[key] = reason_units.get(key, 0) + units
             continue
         by_grade = amounts.setdefault(("bucket", id_), {})
         by_grade[grade] = by_grade.get(grade, 0) + units
         host[id_] = host.get(id_, 0) + (units if source == SOURCE_HOST_SPANS else 0)
         of_cause = causes.setdefault(id_, {})
         of_cause[cause] = of_cause.get(cause, 0) + units
-    units_of = {**{key: sum(grades.values()) for key, grades in amounts.items()}, **rest}
+    units_of = {**{key: sum(grades.values()) for key, grades in amounts.items()}, **reason_units}
     allocated = round_by_largest_remainder(units_of, lost_ns)
     unexplained = accumulator.unexplained.get(BLOCKED, 0)
     buckets = [

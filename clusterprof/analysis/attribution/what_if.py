@@ -83,29 +83,29 @@ BINS_PER_BLOCK = 16
 """Most time bins per block."""
 
 
-def sum_by_rank(ranks: int, rank: Int, wait: Int, own: Int) -> tuple[Int, Int]:
+def sum_by_rank(ranks: int, rank: Int, wait: Int, own_ns: Int) -> tuple[Int, Int]:
     """Sum waits and losses by rank: int64[ranks] and int64[ranks, columns], ns.
 
-    rank, wait: int64[n]. own: int64[n, columns], ns.
+    rank, wait: int64[n]. own_ns: int64[n, columns].
     """
     waited = np.bincount(rank, wait, ranks).astype(np.int64)
-    lost = np.stack([np.bincount(rank, column, ranks) for column in own.T], axis=1)
+    lost = np.stack([np.bincount(rank, column, ranks) for column in own_ns.T], axis=1)
     return waited, lost.astype(np.int64)
 
 
-def select_operations(ops: Operations, chosen: NDArray[np.bool_], rows: Int) -> Operations:
-    """Return the chosen operations.
+def select_operations(ops: Operations, selected: NDArray[np.bool_], rows: Int) -> Operations:
+    """Return the selected operations.
 
-    chosen: bool[operations]. rows: int64[m], rows of these operations.
+    selected: bool[operations]. rows: int64[m], rows of these operations.
     """
-    size = np.diff(ops.first)[chosen]
+    size = np.diff(ops.first)[selected]
     return replace(
         ops,
         first=np.append(0, np.cumsum(size)),
-        process_group=ops.process_group[chosen],
-        operation=ops.operation[chosen],
-        bytes=ops.bytes[chosen],
-        complete=ops.complete[chosen],
+        process_group=ops.process_group[selected],
+        operation=ops.operation[selected],
+        bytes=ops.bytes[selected],
+        complete=ops.complete[selected],
         **{
             name: getattr(ops, name)[rows]
             for name in ("rank", "arrive_ns", "leave_ns", "blocked_ns", "source")
@@ -129,8 +129,8 @@ def compute_uneven_work(work_deficit: Int, ops: Operations, job: Int) -> Int:
     level = np.bincount(ops.rank, difference, job.size) / np.maximum(rows, 1)
     median_level = np.zeros(job.size)
     for number in np.unique(job[ops.rank]).tolist():
-        mine = np.flatnonzero((job == number) & (rows > 0))
-        median_level[mine] = np.sort(level[mine])[(mine.size - 1) // 2]
+        rows_of_job = np.flatnonzero((job == number) & (rows > 0))
+        median_level[rows_of_job] = np.sort(level[rows_of_job])[(rows_of_job.size - 1) // 2]
     return np.rint(difference - median_level[ops.rank]).astype(np.int64)
 
 
@@ -196,8 +196,8 @@ def assign_dependency_levels(ops: Operations, ranks: int) -> Int:
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     order = order_by_group(ops.rank, ranks)
     before = np.full(op.size, -1)  # the operation that the rank left before
-    same = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
-    before[order[same + 1]] = op[order[same]]
+    rank_continues = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
+    before[order[rank_continues + 1]] = op[order[rank_continues]]
     # Most members come from the same few operations.
     new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
     begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()
@@ -312,8 +312,8 @@ class WhatIfReplay:
                 self._compute_lost_since(ops, at_arrive, at_leave, *work),
             )
         else:
-            own = self._compute_lost_since(ops, at_arrive, at_leave, *work)
-            self._replay_levels(ops, transfer_ns, np.ascontiguousarray(own))
+            own_ns = self._compute_lost_since(ops, at_arrive, at_leave, *work)
+            self._replay_levels(ops, transfer_ns, np.ascontiguousarray(own_ns))
         self._blocks += 1
 
     def begin(
@@ -332,9 +332,9 @@ class WhatIfReplay:
     def merge(self, other: WhatIfReplay) -> None:
         """Add the savings of later operations, or of other jobs."""
         for job, bins in other._bins.items():
-            own = self._bins.setdefault(job, [])
-            own += bins
-            _combine_bins(own)
+            own_bins = self._bins.setdefault(job, [])
+            own_bins += bins
+            _combine_bins(own_bins)
             skipped, several_groups, culprits = self._merged.get(job, (False, False, ()))
             self._merged[job] = (
                 skipped or other._skipped,
@@ -376,36 +376,36 @@ class WhatIfReplay:
         heads, ends = order[starts], order[np.append(starts[1:], True)]
         head_rank, end_rank = ops.rank[heads], ops.rank[ends]
 
-        def since(spent: Int, left: Int, known: Int) -> Int:
-            before = left[previous]
-            before[heads] = known[head_rank]
-            known[end_rank] = left[ends]
+        def since(spent: Int, amount_at_leave: Int, latest_amount: Int) -> Int:
+            before = amount_at_leave[previous]
+            before[heads] = latest_amount[head_rank]
+            latest_amount[end_rank] = amount_at_leave[ends]
             return np.maximum(spent - before, 0)
 
         columns = at_arrive.shape[1] - 2
-        own = np.zeros((columns + EXTRA_COLUMNS, n), np.int64).T
+        own_ns = np.zeros((columns + EXTRA_COLUMNS, n), np.int64).T
         for column in range(columns + 2):
             lost = since(at_arrive[:, column], at_leave[:, column], self._at_leave[:, column])
-            own[:, column if column <= columns else GAPS] = lost
-        own[:, DELAYS] = own[:, columns] + own[:, GAPS]
-        own[:, WORK] = since(work, worked, self._work)
-        return own
+            own_ns[:, column if column <= columns else GAPS] = lost
+        own_ns[:, DELAYS] = own_ns[:, columns] + own_ns[:, GAPS]
+        own_ns[:, WORK] = since(work, worked, self._work)
+        return own_ns
 
     def _replay_common_group(
-        self, ops: Operations, transfer_ns: Int, work_deficit: Int, own: Int
+        self, ops: Operations, transfer_ns: Int, work_deficit: Int, own_ns: Int
     ) -> None:
         """Replay jobs with all ranks in one process group: each operation ends earlier by
         itself."""
         first = ops.first[:-1]
         stay = ops.leave_ns - ops.arrive_ns
         size = np.diff(ops.first)
-        mean_work = np.repeat(np.add.reduceat(own[:, WORK], first) // size, size)
-        own[:, BALANCED] = own[:, DELAYS] + own[:, WORK] - mean_work
-        own[:, WORK] = compute_uneven_work(work_deficit, ops, self._job)
-        own[:, TRANSFER] = 0
-        savings = np.zeros((first.size, own.shape[1]), np.int64)
+        mean_work = np.repeat(np.add.reduceat(own_ns[:, WORK], first) // size, size)
+        own_ns[:, BALANCED] = own_ns[:, DELAYS] + own_ns[:, WORK] - mean_work
+        own_ns[:, WORK] = compute_uneven_work(work_deficit, ops, self._job)
+        own_ns[:, TRANSFER] = 0
+        savings = np.zeros((first.size, own_ns.shape[1]), np.int64)
         savings[:, :EVEN] = -np.minimum.reduceat(stay, first)[:, None] - np.maximum.reduceat(
-            -stay[:, None] - own[:, :EVEN], first
+            -stay[:, None] - own_ns[:, :EVEN], first
         )
         savings[:, TRANSFER] = np.minimum.reduceat(transfer_ns, first)
         np.maximum(savings, 0, out=savings)
@@ -413,17 +413,19 @@ class WhatIfReplay:
         head = ops.rank[first]
         wait = ops.blocked_ns - transfer_ns
         for job in np.unique(self._job[head]).tolist():
-            mine = np.flatnonzero(self._job[head] == job)
-            cuts = np.unique(np.linspace(0, mine.size, BINS_PER_BLOCK + 1).astype(np.int64))
-            sums = np.add.reduceat(savings[mine], cuts[:-1], axis=0)
+            operations_of_job = np.flatnonzero(self._job[head] == job)
+            cuts = np.unique(
+                np.linspace(0, operations_of_job.size, BINS_PER_BLOCK + 1).astype(np.int64)
+            )
+            sums = np.add.reduceat(savings[operations_of_job], cuts[:-1], axis=0)
             bin_of_operation = np.full(first.size, -1)
-            bin_of_operation[mine] = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
+            bin_of_operation[operations_of_job] = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
             least = self._compute_lower_bounds(
-                np.repeat(bin_of_operation, size), ops.rank, wait, own[:, :GAPS]
+                np.repeat(bin_of_operation, size), ops.rank, wait, own_ns[:, :GAPS]
             )
             sums[:, :GAPS] = np.maximum(sums[:, :GAPS], least)
-            head_rank = ops.rank[first[mine[0]]]
-            leave = ops.leave_ns[first[mine]]
+            head_rank = ops.rank[first[operations_of_job[0]]]
+            leave = ops.leave_ns[first[operations_of_job]]
             begin_ns = self._last_leave_ns[head_rank]
             bin_ends = leave[cuts[1:] - 1]
             if begin_ns < 0:
@@ -432,10 +434,10 @@ class WhatIfReplay:
             self._append_bins(job, bin_ends - begin, sums)
             self._last_leave_ns[head_rank] = bin_ends[-1]
 
-    def _compute_lower_bounds(self, time_bin: Int, rank: Int, wait: Int, own: Int) -> Int:
+    def _compute_lower_bounds(self, time_bin: Int, rank: Int, wait: Int, own_ns: Int) -> Int:
         """Return the savings of bins by the rank that waited least, with and without the cause.
 
-        time_bin: int64[n], -1 = none. rank, wait: int64[n]. own: int64[n, columns]. Returns
+        time_bin: int64[n], -1 = none. rank, wait: int64[n]. own_ns: int64[n, columns]. Returns
         int64[bins, columns], ns.
         """
         ranks, bins = self._job.size, int(time_bin.max()) + 1
@@ -444,8 +446,8 @@ class WhatIfReplay:
         starts = np.searchsorted(cell, np.arange(bins) * ranks)
         waited = np.bincount(cell_index, wait[rows], cell.size).astype(np.int64)
         least_waited = np.minimum.reduceat(waited, starts)
-        out = np.empty((bins, own.shape[1]), np.int64)
-        for column, ns in enumerate(own.T):
+        out = np.empty((bins, own_ns.shape[1]), np.int64)
+        for column, ns in enumerate(own_ns.T):
             lost = np.bincount(cell_index, ns[rows], cell.size).astype(np.int64)
             out[:, column] = np.minimum.reduceat(waited + lost, starts) - least_waited
         return out
@@ -465,13 +467,13 @@ class WhatIfReplay:
         new = new[self.from_ns[ops.rank[new]] < 0]
         self.from_ns[ops.rank[new]] = ops.arrive_ns[new]
 
-    def _replay_levels(self, ops: Operations, transfer_ns: Int, own: Int) -> None:
+    def _replay_levels(self, ops: Operations, transfer_ns: Int, own_ns: Int) -> None:
         if self._blocks < self._next:
             self._skipped = True
             self._savings[:] = 0
             self._last_leave_ns[:] = -1
             return
-        self._even_work(ops, own)
+        self._even_work(ops, own_ns)
         level = assign_dependency_levels(ops, self._job.size)
         last = find_bin_ends(ops, level)
         order = np.argsort(level, kind="stable")
@@ -482,7 +484,7 @@ class WhatIfReplay:
         # A rank that waited for most of its stay waited for all of it; samples may show less.
         blocked = np.where(2 * blocked >= stay, stay, blocked)
         beyond = compute_transfer_excess(ops, transfer_ns)[order]
-        transfer_ns, rank, own = transfer_ns[rows], ops.rank[rows], own[rows]
+        transfer_ns, rank, own_ns = transfer_ns[rows], ops.rank[rows], own_ns[rows]
         leave = ops.leave_ns[rows]
         begins = np.append(0, np.cumsum(size))
         cuts = np.searchsorted(level[order], np.arange(int(level[-1]) + 2))
@@ -491,14 +493,14 @@ class WhatIfReplay:
         times_before = self._last_leave_ns.copy()
         latest = self._last_leave_ns.copy()
         bin_begin = 0
-        own[:, TRANSFER] = transfer_ns
+        own_ns[:, TRANSFER] = transfer_ns
         for number in range(cuts.size - 1):
             low, high = cuts[number], cuts[number + 1]
             span = slice(int(begins[low]), int(begins[high]))
             first = begins[low:high] - begins[low]
             members, stays = rank[span], stay[span]
-            rank_savings = self._savings[members] + own[span]
-            rank_savings[:, TRANSFER] -= own[span, TRANSFER]  # is in the operation itself
+            rank_savings = self._savings[members] + own_ns[span]
+            rank_savings[:, TRANSFER] -= own_ns[span, TRANSFER]  # is in the operation itself
             shortest = np.minimum.reduceat(stays, first)
             savings = np.maximum.reduceat(-stays[:, None] - rank_savings, first)
             savings = -shortest[:, None] - savings
@@ -513,7 +515,7 @@ class WhatIfReplay:
                     self._job.size,
                     rank[bin_rows],
                     blocked[bin_rows] - transfer_ns[bin_rows],
-                    own[bin_rows],
+                    own_ns[bin_rows],
                 )
                 self._append_front_bin(savings_before, times_before, latest, *since)
                 bin_begin = span.stop
@@ -523,49 +525,55 @@ class WhatIfReplay:
         self._next = self._blocks + 1 + (self._levels + self._levels_before) // MAX_LEVELS
 
     def _append_front_bin(
-        self, savings_before: Int, times_before: Int, latest: Int, waited: Int, own: Int
+        self, savings_before: Int, times_before: Int, latest: Int, waited: Int, own_ns: Int
     ) -> None:
         """Append a bin with the mean savings of each job's ranks since the previous bin."""
         progressed = (times_before >= 0) & (latest > times_before)
         for job in np.unique(self._job[progressed]).tolist():
-            mine = progressed & (self._job == job)
-            grown = (self._savings[mine] - savings_before[mine]).mean(axis=0).astype(np.int64)
-            least = (waited[mine, None] + own[mine, :GAPS]).min(axis=0) - waited[mine].min()
+            ranks_of_job = progressed & (self._job == job)
+            grown = (
+                (self._savings[ranks_of_job] - savings_before[ranks_of_job])
+                .mean(axis=0)
+                .astype(np.int64)
+            )
+            least = (waited[ranks_of_job, None] + own_ns[ranks_of_job, :GAPS]).min(axis=0) - waited[
+                ranks_of_job
+            ].min()
             # None with gaps, which are waits, or where ranks with less work get more.
             grown[:GAPS] = np.maximum(grown[:GAPS], least)
-            length = int((latest[mine] - times_before[mine]).mean())
+            length = int((latest[ranks_of_job] - times_before[ranks_of_job]).mean())
             self._append_bins(job, np.array([length]), grown[None])
 
-    def _even_work(self, ops: Operations, own: Int) -> None:
+    def _even_work(self, ops: Operations, own_ns: Int) -> None:
         """Reduce the work column to work beyond the lower median of the job, and balance the other
         one.
 
         Balanced is the work beyond a rank's part of the mean, per usual work between two
         operations.
         """
-        total = np.bincount(ops.rank, own[:, WORK], self._job.size)
+        total = np.bincount(ops.rank, own_ns[:, WORK], self._job.size)
         part, mean = np.zeros(self._job.size), np.ones(self._job.size)
         for job in np.unique(self._job[ops.rank]).tolist():
-            mine = np.flatnonzero((self._job == job) & (total > 0))
-            if not mine.size:  # all of its time was in operations
+            ranks_of_job = np.flatnonzero((self._job == job) & (total > 0))
+            if not ranks_of_job.size:  # all of its time was in operations
                 continue
-            usual = np.sort(total[mine])[(mine.size - 1) // 2]
-            part[mine] = np.maximum(1.0 - usual / total[mine], 0.0)
-            mean[mine] = total[mine].mean() / total[mine]
-        shared = compute_usual_work(ops, own[:, WORK]) * mean[ops.rank]
-        own[:, BALANCED] = own[:, DELAYS] + np.rint(own[:, WORK] - shared).astype(np.int64)
-        own[:, WORK] = np.rint(own[:, WORK] * part[ops.rank]).astype(np.int64)
-        own[:, EVEN] = own[:, GAPS] + own[:, WORK]
+            usual = np.sort(total[ranks_of_job])[(ranks_of_job.size - 1) // 2]
+            part[ranks_of_job] = np.maximum(1.0 - usual / total[ranks_of_job], 0.0)
+            mean[ranks_of_job] = total[ranks_of_job].mean() / total[ranks_of_job]
+        shared = compute_usual_work(ops, own_ns[:, WORK]) * mean[ops.rank]
+        own_ns[:, BALANCED] = own_ns[:, DELAYS] + np.rint(own_ns[:, WORK] - shared).astype(np.int64)
+        own_ns[:, WORK] = np.rint(own_ns[:, WORK] * part[ops.rank]).astype(np.int64)
+        own_ns[:, EVEN] = own_ns[:, GAPS] + own_ns[:, WORK]
         if self._culprits is None:
-            self._culprits = self._choose_culprits(ops, own)
-        for at, (rank, column) in enumerate(self._culprits, CULPRITS):
-            own[:, at] = np.where(ops.rank == rank, own[:, column], 0)
-            own[:, at] += own[:, GAPS] if column == WORK else 0
+            self._culprits = self._choose_culprits(ops, own_ns)
+        for culprit_column, (rank, column) in enumerate(self._culprits, CULPRITS):
+            own_ns[:, culprit_column] = np.where(ops.rank == rank, own_ns[:, column], 0)
+            own_ns[:, culprit_column] += own_ns[:, GAPS] if column == WORK else 0
 
-    def _choose_culprits(self, ops: Operations, own: Int) -> tuple[tuple[int, int], ...]:
+    def _choose_culprits(self, ops: Operations, own_ns: Int) -> tuple[tuple[int, int], ...]:
         """Choose the ranks and causes that lost most in the first block, work included."""
-        columns = [*range(own.shape[1] - EXTRA_COLUMNS), WORK]
-        lost = sum_by_rank(self._job.size, ops.rank, ops.rank, own[:, columns])[1]
+        columns = [*range(own_ns.shape[1] - EXTRA_COLUMNS), WORK]
+        lost = sum_by_rank(self._job.size, ops.rank, ops.rank, own_ns[:, columns])[1]
         largest = np.argsort(-lost, axis=None, kind="stable")[:MAX_CULPRITS]
         pairs = zip(*np.unravel_index(largest, lost.shape))
         return tuple((int(rank), columns[c]) for rank, c in pairs if lost[rank, c] > 0)

@@ -220,16 +220,19 @@ class StackTimeSums:
             rows = ~in_collective & ~is_wait & (worked_ns > 0)
             self._put(_WORKED, samples.stack[rows], worked_ns[rows])
         counts &= density > 0
-        at, density = row[counts], density[counts]
-        chosen = _select_rows(samples, counts)
+        lost_row, density = row[counts], density[counts]
+        selected = _select_rows(samples, counts)
         for key, ns in amounts.items():
             if key == _HELD_LOCK:
                 continue
-            share = (ns / np.maximum(lost.lost_ns, 1))[at]
-            for rows, needed in ((~awaits[at], _get_needed_state(key)), (awaits[at], ASLEEP)):
+            share = (ns / np.maximum(lost.lost_ns, 1))[lost_row]
+            for rows, needed in (
+                (~awaits[lost_row], _get_needed_state(key)),
+                (awaits[lost_row], ASLEEP),
+            ):
                 if rows.any():
                     loses = share[rows] * density[rows]
-                    self._put_by_state(key, _select_rows(chosen, rows), loses, needed)
+                    self._put_by_state(key, _select_rows(selected, rows), loses, needed)
 
     def _add_worker(
         self, worker: Process, lost: LostTime, amounts: Mapping[str, Float], rows: NDArray[np.bool_]
@@ -243,10 +246,10 @@ class StackTimeSums:
             # The batch was made in the first fetch that ended after the wait had begun. When it
             # arrives, the next fetch has begun already.
             fetch = np.searchsorted(fetches.end_ns, start, side="right")
-            at = np.minimum(fetch, fetches.end_ns.size - 1)
-            within = (fetch == at) & (fetches.start_ns[at] < end)
-            start = np.where(within, fetches.start_ns[at], start)
-            end = np.where(within, fetches.end_ns[at], end)
+            fetch_row = np.minimum(fetch, fetches.end_ns.size - 1)
+            within = (fetch == fetch_row) & (fetches.start_ns[fetch_row] < end)
+            start = np.where(within, fetches.start_ns[fetch_row], start)
+            end = np.where(within, fetches.end_ns[fetch_row], end)
         bounds, group = np.unique(np.stack([start[rows], end[rows]]), axis=1, return_inverse=True)
         group = np.asarray(group).reshape(-1)
         begin, until = bounds
@@ -256,12 +259,12 @@ class StackTimeSums:
         row = np.searchsorted(begin, samples.t_ns, side="right") - 1
         inside = row >= 0
         inside[inside] = samples.t_ns[inside] < until[row[inside]]
-        at, chosen = row[inside], _select_rows(samples, inside)
+        fetch_row, inside_samples = row[inside], _select_rows(samples, inside)
         length_ns = np.maximum(until - begin, 1)
         for key, ns in amounts.items():
             total_ns = np.bincount(group, ns[rows], minlength=begin.size)
-            loses = (total_ns / length_ns)[at]
-            self._put_by_state(key, chosen, loses, _get_needed_state(key))
+            loses = (total_ns / length_ns)[fetch_row]
+            self._put_by_state(key, inside_samples, loses, _get_needed_state(key))
 
     def _add_feeding_threads(
         self,
@@ -285,10 +288,12 @@ class StackTimeSums:
         inside = (row >= 0) & rows[row]
         if not inside.any():
             return np.zeros_like(rows)
-        at, chosen = row[inside], _select_rows(samples, inside)
+        lost_row, inside_samples = row[inside], _select_rows(samples, inside)
         length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
         for key, ns in amounts.items():
-            self._put_by_state(key, chosen, (ns / length_ns)[at], _get_needed_state(key))
+            self._put_by_state(
+                key, inside_samples, (ns / length_ns)[lost_row], _get_needed_state(key)
+            )
         return rows
 
     def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
@@ -385,11 +390,16 @@ def _select_feeding_samples(main: Process, start_ns: int, end_ns: int) -> _Sampl
         thread = main.threads.get(tid)
         if thread is None:
             continue
-        (own,) = (stacks.thread == tid).nonzero()
-        window = stacks.start_ns[own] - _STATE_NS, stacks.start_ns[own] + _STATE_NS
+        (samples_of_thread,) = (stacks.thread == tid).nonzero()
+        window = (
+            stacks.start_ns[samples_of_thread] - _STATE_NS,
+            stacks.start_ns[samples_of_thread] + _STATE_NS,
+        )
         cpu_ns = compute_column_increase(thread.t_ns, thread.on_cpu_ns, *window)
         on_cpu = np.nan_to_num(cpu_ns) >= _STATE_NS
-        state[own] = np.where(np.isnan(cpu_ns), ANY_THREAD, np.where(on_cpu, ON_CPU, ASLEEP))
+        state[samples_of_thread] = np.where(
+            np.isnan(cpu_ns), ANY_THREAD, np.where(on_cpu, ON_CPU, ASLEEP)
+        )
     return _Samples(stacks.start_ns, stacks.stack, np.maximum(stacks.interval_ns, 1), state)
 
 
@@ -404,8 +414,8 @@ def _read_states(stacks: StackSamples, thread: ThreadTable | None) -> _Samples:
     on_cpu = late | (stacks.state == _RUNNING)
     is_known = stacks.state > 0
     if thread is not None and late.any() and (thread.state == _DISK_WAIT).any():
-        kept = merge_intervals((stacks.start_ns[late], stacks.end_ns[late]))
-        state = thread.state[find_containing(thread.t_ns, kept) >= 0]
+        lock_holds = merge_intervals((stacks.start_ns[late], stacks.end_ns[late]))
+        state = thread.state[find_containing(thread.t_ns, lock_holds) >= 0]
         if 2 * np.count_nonzero(state == _DISK_WAIT) > state.size:
             on_cpu &= ~late
             is_known |= late
@@ -433,10 +443,10 @@ def _compute_density(
         steps        |----- wait -----|------------------|     30 of 100 lost
         lost         |                |== 30 ==|         |
     """
-    at = np.maximum(row, 0)
+    lost_row = np.maximum(row, 0)
     density = np.zeros(t_ns.size)
     length_ns = np.maximum(lost.end_ns - lost.start_ns, 1)
-    density[inside] = (lost.lost_ns / length_ns)[at[inside]]
+    density[inside] = (lost.lost_ns / length_ns)[lost_row[inside]]
     begin_ns, end_ns = select_device_waits(process)
     if not begin_ns.size:
         return density
@@ -444,7 +454,7 @@ def _compute_density(
     latest = np.searchsorted(begin_ns, t_ns, side="right") - 1
     latest_end_ns = end_ns[np.maximum(latest, 0)]
     is_compute = np.isin(lost.phase, (PHASE_COMPUTE, PHASE_NONE))
-    in_compute = inside & is_compute[at] if is_compute.size else inside
+    in_compute = inside & is_compute[lost_row] if is_compute.size else inside
     (rows,) = is_compute.nonzero()
     edges = np.flatnonzero(np.diff(lost.start_ns[rows] // _GROUP_NS)) + 1
     for group in np.split(rows, edges) if rows.size else ():
@@ -455,10 +465,10 @@ def _compute_density(
         gaps = end_ns[low:high], np.append(begin_ns[low + 1 : high], last_ns)
         gaps = gaps[0], np.maximum(*gaps)
         room_ns = measure_overlap(gaps, (lost.start_ns[group], lost.end_ns[group]))
-        reach_ns, rest = _find_reach(room_ns, lost.lost_ns[group], length_ns[group])
+        reach_ns, early_density = _find_reach(room_ns, lost.lost_ns[group], length_ns[group])
         members = in_compute & (t_ns >= first_ns) & (t_ns < last_ns)
         follows = (latest >= low) & (t_ns < latest_end_ns + reach_ns)
-        density[members] = np.where(follows, 1.0, rest)[members]
+        density[members] = np.where(follows, 1.0, early_density)[members]
     density[(latest >= 0) & (t_ns < latest_end_ns)] = 0.0
     return density
 

@@ -68,12 +68,12 @@ class NodeLinks:
         unknown.
         """
         readings = [self.network.levels.get((name, device)) for device in self.used]
-        known = [
+        levels = [
             reading.quantile(quantile)
             for reading in readings
             if reading is not None and reading.count
         ]
-        return max(known, default=None)
+        return max(levels, default=None)
 
     def get_bytes(self, device: str) -> float:
         """Return the bytes a device transferred, in its busier direction."""
@@ -114,7 +114,7 @@ def find_node_links(
         # Without its sockets the job's NIC is the busiest: layers (bond, VLAN) count bytes twice.
         used = of_job or _select_busiest(nic)[:1]
     speeds = [_estimate_speed(network, kind, device, physical) for device in used]
-    whole = None if not speeds or None in speeds else sum(s for s in speeds if s is not None)
+    total_rate = None if not speeds or None in speeds else sum(s for s in speeds if s is not None)
     below = _find_lower_devices(nic, nics)
     whole_bytes = sum(amount for device, amount in nic.items() if device not in below)
     reliable = by_sockets or whole_bytes >= _MIN_CARRIED_RATIO * job_bytes[0] > 0
@@ -126,14 +126,14 @@ def find_node_links(
         idle = _find_idle_links(
             network, separate, hca, used, physical, limits[PATH.id].idle_at_most_ratio
         )
-    best = _select_faster(idle, whole, limits[PATH.id].faster_at_least_ratio)
+    best = _select_faster(idle, total_rate, limits[PATH.id].faster_at_least_ratio)
     return NodeLinks(
         node,
         name,
         network,
         kind if used else "",
         used,
-        whole,
+        total_rate,
         best,
         tuple(device for device, _ in idle if device in hca),
         _find_quiet_rails(hca, used, host.get("rails", ())) if kind == HCA else (),
@@ -160,12 +160,12 @@ def _find_lower_devices(devices: Iterable[str], nics: Iterable[Mapping[str, Any]
     """Return the devices below the given ones: members of a bond count what the bond counts."""
     lower = {str(nic.get("name")): nic.get("lower", ()) for nic in nics}
     lower_devices: set[str] = set()
-    more = [lower_device for device in devices for lower_device in lower.get(device, ())]
-    while more:
-        device = more.pop()
+    pending = [lower_device for device in devices for lower_device in lower.get(device, ())]
+    while pending:
+        device = pending.pop()
         if device not in lower_devices:
             lower_devices.add(device)
-            more += lower.get(device, ())
+            pending += lower.get(device, ())
     return lower_devices
 
 
@@ -382,15 +382,15 @@ def _check_other_traffic(links: NodeLinks, device: str, limits: Any) -> Iterator
     most, rate = links.job_max_bytes, links.bytes_per_second
     if most is None or rate is None or len(links.used) > 1:
         return
-    seen = links.get_bytes(device)
+    counted_bytes = links.get_bytes(device)
     names = HCA_BYTES if links.kind == HCA else NIC_BYTES
     counts = [links.network.counts.get((name, device)) for name in names]
     busy = max(
         (c.rate_histogram.quantile(0.95) for c in counts if c and c.rate_histogram.count), default=0
     )
-    if busy >= limits.busy_at_least_ratio * rate and seen >= _OTHERS_FACTOR * most:
+    if busy >= limits.busy_at_least_ratio * rate and counted_bytes >= _OTHERS_FACTOR * most:
         note = "of the traffic was not the job's, and the link was busy"
-        ratio = 1 - most / seen
+        ratio = 1 - most / counted_bytes
         name = "rdma.others_ratio" if links.kind == HCA else "network.others_ratio"
         yield _make_symptom(links, QUEUE, device, ratio, name, ratio, "ratio", note)
 
@@ -440,9 +440,11 @@ def _is_link_full(links: NodeLinks, limits: Any) -> bool:
 
 def compute_retransmit_ratio(links: NodeLinks) -> float | None:
     """Compute retransmitted over sent segments, the job's own if known; None = unknown."""
-    own = [links.network.total("tcp.job_retransmits_total", d) for d in links.used]
-    known = [count for count in own if count is not None]
-    retransmitted = sum(known) if known else links.network.total("tcp.retransmits_total", "")
+    counts = [links.network.total("tcp.job_retransmits_total", d) for d in links.used]
+    known_counts = [count for count in counts if count is not None]
+    retransmitted = (
+        sum(known_counts) if known_counts else links.network.total("tcp.retransmits_total", "")
+    )
     sent = links.network.total("tcp.segments_sent_total", "")
     if retransmitted is None or not sent or retransmitted < _MIN_RETRANSMITS:
         return None

@@ -140,11 +140,11 @@ class _Splitter:
             if not explained_ns and rates[nodes] == possible[nodes]:
                 message_ns += messages[nodes]
         del excess, possible_excess
-        known = _sum_per_set(self._transfers.compute_excess_ns(dict.fromkeys(expected, 0.0)))
-        whole = sum(known.values())
+        excess_ns = _sum_per_set(self._transfers.compute_excess_ns(dict.fromkeys(expected, 0.0)))
+        total_ns = sum(excess_ns.values())
         allocated_ns = sum(int(ns.sum()) for ns in self._allocated.values())
-        rated = sum(known[nodes] for nodes in sets if rates[nodes])
-        left_ns = max(0, whole - allocated_ns)
+        rated = sum(excess_ns[nodes] for nodes in sets if rates[nodes])
+        left_ns = max(0, total_ns - allocated_ns)
         unexplained_ns = max(0, min(unexplained_ns, left_ns))
         used_symptoms = {sign for signs in self._used_symptoms.values() for sign in signs}
         unused = [
@@ -160,7 +160,7 @@ class _Splitter:
             },
             left_ns - unexplained_ns,
             max(0, unexplained_ns - int(message_ns.sum())),
-            2 * rated > whole,
+            2 * rated > total_ns,
             message_ns,
             tuple(sorted(unused, key=lambda sign: sign.kind)),
         )
@@ -170,8 +170,8 @@ class _Splitter:
         unknown.
         """
         rates = [self._links[n].bytes_per_second if n in self._links else None for n in nodes]
-        known = [rate for rate in rates if rate is not None]
-        return min(known) if len(nodes) > 1 and len(known) == len(rates) else None
+        known_rates = [rate for rate in rates if rate is not None]
+        return min(known_rates) if len(nodes) > 1 and len(known_rates) == len(rates) else None
 
     def _find_possible_rate(self, nodes: NodeSet, rate: float | None) -> float | None:
         """Return the rate with idle faster links in use, and with all links as fast as their
@@ -185,10 +185,14 @@ class _Splitter:
         usual, limit = median_high(of_job), self._limits[LINK.id].rate_at_most_ratio
         rates = []
         for node in nodes:
-            own = self._links[node].bytes_per_second or 0.0
+            own_rate = self._links[node].bytes_per_second or 0.0
             faster = self._links[node].faster
             rates.append(
-                max(own, faster[1] if faster else 0.0, usual if own <= limit * usual else 0)
+                max(
+                    own_rate,
+                    faster[1] if faster else 0.0,
+                    usual if own_rate <= limit * usual else 0,
+                )
             )
         return min(rates)
 
@@ -279,11 +283,12 @@ class _Splitter:
         """Return symptoms that the transfers of these nodes are as fast as their packet loss
         permits.
         """
-        mine = [
+        cells_of_nodes = [
             c for c in self._transfers.cells if c.nodes == nodes and c.transferred_bytes is not None
         ]
         sent = sum(
-            (cell.transferred_bytes or 0.0) * cell.operations * cell.members for cell in mine
+            (cell.transferred_bytes or 0.0) * cell.operations * cell.members
+            for cell in cells_of_nodes
         )
         took = self._transfer_ns[nodes]
         if not sent or not took:
@@ -325,15 +330,15 @@ def estimate_benchmark_ns(cell: TransferCell, benchmark: BenchmarkRows) -> float
 
 
 def _make_rate_symptom(links: NodeLinks, possible_rate: float) -> Symptom:
-    own = links.bytes_per_second or 0.0
+    rate = links.bytes_per_second or 0.0
     device = ", ".join(links.used)
     if links.faster is not None:
         note = FASTER_DEVICE_NOTE.format(device=links.faster[0])
     else:
         note = "is less than the rate of the same links of other nodes"
     name = f"{'rdma' if links.kind == 'hca' else 'network'}.link_bytes_per_second"
-    item = Evidence(name, own, "bytes/s", f"{note}: {device} of {links.name}")
-    return Symptom(FAULT, links.node, device, possible_rate / own, item)
+    item = Evidence(name, rate, "bytes/s", f"{note}: {device} of {links.name}")
+    return Symptom(FAULT, links.node, device, possible_rate / rate, item)
 
 
 def make_zero_limits(limits: Mapping[str, Any]) -> dict[str, Any]:

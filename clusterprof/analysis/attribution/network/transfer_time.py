@@ -96,9 +96,9 @@ class TransferTotals:
         self._number: dict[tuple[frozenset[int], int, int, int, bool], int] = {}
         self._span_of_group: dict[int, int] = {}
         self._spans: dict[frozenset[int], int] = {}
-        none = np.zeros(0, np.int64)
+        empty = np.zeros(0, np.int64)
         # Sorted: (cell, class, rank) in one number, number of operations, total duration.
-        self._rows = none, none, none
+        self._rows = empty, empty, empty
         self._new: list[tuple[Int, Int, Int]] = []
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
@@ -112,7 +112,7 @@ class TransferTotals:
         np.add.at(ns, blamed.row[blamed_transfer], blamed.ns[blamed_transfer])
         np.add.at(self.victim_ns, ops.rank, ns)
         cell = self._find_cells(ops, size)
-        known = cell[row_op] >= 0
+        has_cell = cell[row_op] >= 0
         # For a message only the receiver's time is the transfer; in others all leave together.
         first = ops.first[:-1]
         longest, shortest = np.maximum.reduceat(ns, first), np.minimum.reduceat(ns, first)
@@ -120,11 +120,11 @@ class TransferTotals:
             np.where(is_point_to_point(ops.operation), longest, shortest)
         )
         self._count_operations(cell, duration_class, ops.bytes)
-        known &= ns > 0
+        has_cell &= ns > 0
         code = (
-            cell[row_op[known]] * _MAX_CLASS + compute_duration_classes(ns[known])
+            cell[row_op[has_cell]] * _MAX_CLASS + compute_duration_classes(ns[has_cell])
         ) * self.node.size
-        self._count_rows(code + ops.rank[known], ns[known])
+        self._count_rows(code + ops.rank[has_cell], ns[has_cell])
 
     def merge(self, other: TransferTotals) -> None:
         """Add the transfers of other operations."""
@@ -133,29 +133,31 @@ class TransferTotals:
         if not other.cells:
             return
         number = np.array([self._get_cell(cell.key) for cell in other.cells], np.int64)
-        for at, cell in zip(number.tolist(), other.cells):
-            if at < 0:
+        for cell_number, cell in zip(number.tolist(), other.cells):
+            if cell_number < 0:
                 continue
-            own = self.cells[at]
-            own.operations += cell.operations
-            own.bytes += cell.bytes
+            own_cell = self.cells[cell_number]
+            own_cell.operations += cell.operations
+            own_cell.bytes += cell.bytes
             for duration_class, operations in cell.durations.items():
-                own.durations[duration_class] = own.durations.get(duration_class, 0) + operations
-        cell_of_row, rest = np.divmod(key, _MAX_CLASS * self.node.size)
-        known = number[cell_of_row] >= 0
-        key = number[cell_of_row[known]] * (_MAX_CLASS * self.node.size) + rest[known]
-        self._new.append((key, count[known], ns[known]))
+                own_cell.durations[duration_class] = (
+                    own_cell.durations.get(duration_class, 0) + operations
+                )
+        cell_of_row, code = np.divmod(key, _MAX_CLASS * self.node.size)
+        has_cell = number[cell_of_row] >= 0
+        key = number[cell_of_row[has_cell]] * (_MAX_CLASS * self.node.size) + code[has_cell]
+        self._new.append((key, count[has_cell], ns[has_cell]))
         self._merge()
 
     def _find_cells(self, ops: Operations, size: Int) -> Int:
         """Return the index of each operation's cell; -1 if the operation is no evidence."""
-        whole = ops.complete & (size > 1)
+        is_whole = ops.complete & (size > 1)
         span = np.full(size.size, -1, np.int64)
-        usable = np.flatnonzero(whole)
+        usable = np.flatnonzero(is_whole)
         groups, first, of_op = np.unique(
             ops.process_group[usable], return_index=True, return_inverse=True
         )
-        known = np.zeros(groups.size, np.int64)
+        node_set_numbers = np.zeros(groups.size, np.int64)
         for number, (group, op) in enumerate(zip(groups.tolist(), usable[first].tolist())):
             span_number = self._span_of_group.get(group)
             if span_number is None:
@@ -164,8 +166,8 @@ class TransferTotals:
                 span_number = self._span_of_group[group] = self._spans.setdefault(
                     nodes, len(self._spans)
                 )
-            known[number] = span_number
-        span[usable] = known[of_op]
+            node_set_numbers[number] = span_number
+        span[usable] = node_set_numbers[of_op]
         sizes = np.where(ops.bytes >= 0, compute_duration_classes(np.maximum(ops.bytes, 0)), -1)
         stay = ops.leave_ns - ops.arrive_ns
         overlapped = np.maximum.reduceat(stay - ops.blocked_ns, ops.first[:-1]) > 0
@@ -191,14 +193,16 @@ class TransferTotals:
         return number
 
     def _count_operations(self, cell: Int, duration_class: Int, size: Int) -> None:
-        known = cell >= 0
-        code, n = np.unique(cell[known] * _MAX_CLASS + duration_class[known], return_counts=True)
+        has_cell = cell >= 0
+        code, n = np.unique(
+            cell[has_cell] * _MAX_CLASS + duration_class[has_cell], return_counts=True
+        )
         for key, operations in zip(code.tolist(), n.tolist()):
             durations = self.cells[key // _MAX_CLASS].durations
             durations[key % _MAX_CLASS] = durations.get(key % _MAX_CLASS, 0) + operations
-        numbers, of_op, n = np.unique(cell[known], return_inverse=True, return_counts=True)
+        numbers, of_op, n = np.unique(cell[has_cell], return_inverse=True, return_counts=True)
         sums = np.zeros(numbers.size, np.int64)
-        np.add.at(sums, of_op, np.maximum(size[known], 0))
+        np.add.at(sums, of_op, np.maximum(size[has_cell], 0))
         for cell_index, operations, total in zip(numbers.tolist(), n.tolist(), sums.tolist()):
             self.cells[cell_index].operations += operations
             self.cells[cell_index].bytes += total
@@ -227,8 +231,8 @@ class TransferTotals:
             for duration_class, n in cell.durations.items():
                 counts[duration_class] = counts.get(duration_class, 0) + n
         expected = {
-            shape: _find_duration_ns(seen, MEDIAN_QUANTILE if shape[-1] else FASTEST_QUANTILE)
-            for shape, seen in shapes.items()
+            shape: _find_duration_ns(durations, MEDIAN_QUANTILE if shape[-1] else FASTEST_QUANTILE)
+            for shape, durations in shapes.items()
         }
         return [expected[cell.shape] for cell in self.cells]
 

@@ -216,8 +216,8 @@ def _get_edge_times(rank: Rank) -> Int:
 
 
 def _choose_later(first: int | None, second: int | None) -> int | None:
-    known = [t for t in (first, second) if t is not None]
-    return max(known) if known else None
+    known_times = [t for t in (first, second) if t is not None]
+    return max(known_times) if known_times else None
 
 
 def _find_record_bounds(rank: Rank, state: RankState) -> tuple[int, int]:
@@ -391,23 +391,23 @@ Table = TypeVar("Table", bound=Any)
 SeriesByKey = Mapping[tuple[str, str], Series]
 
 
-def concat_chunks(kept: Chunk | None, chunk: Chunk) -> Chunk:
-    """Return the chunk preceded by what was kept of the previous one."""
-    if kept is None:
+def concat_chunks(carry_over: Chunk | None, chunk: Chunk) -> Chunk:
+    """Return the chunk preceded by the part of the previous one that is carried over."""
+    if carry_over is None:
         return chunk
-    processes = dict(kept.processes)
+    processes = dict(carry_over.processes)
     for pid, process in chunk.processes.items():
-        before = kept.processes.get(pid)
-        same = before is not None and before.started_ticks == process.started_ticks
+        before = carry_over.processes.get(pid)
+        is_same = before is not None and before.started_ticks == process.started_ticks
         processes[pid] = (
-            _concat_processes(before, process) if same and before is not None else process
+            _concat_processes(before, process) if is_same and before is not None else process
         )
-    old = [event for event in kept.events if event not in chunk.events]
+    old = [event for event in carry_over.events if event not in chunk.events]
     return replace(
         chunk,
-        start_ns=min(kept.start_ns, chunk.start_ns),
-        first=kept.first,
-        series=_concat_all_series(kept.series, chunk.series),
+        start_ns=min(carry_over.start_ns, chunk.start_ns),
+        first=carry_over.first,
+        series=_concat_all_series(carry_over.series, chunk.series),
         processes=processes,
         events=(*old, *chunk.events),
     )

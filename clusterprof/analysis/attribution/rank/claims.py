@@ -96,12 +96,14 @@ def find_unmeasured_causes(rank: Rank, claimed: Mapping[str, bool]) -> Iterable[
         process.threads for process in (rank.main, *rank.workers)
     ):
         return ()
-    seen = set(rank.main.spans)
+    span_kinds = set(rank.main.spans)
     return [
         id_
         for id_, is_claimed in claimed.items()
         if not (
-            is_claimed or CAUSES[id_].always_traced or seen.intersection(CAUSES[id_].trace_spans)
+            is_claimed
+            or CAUSES[id_].always_traced
+            or span_kinds.intersection(CAUSES[id_].trace_spans)
         )
     ]
 
@@ -218,7 +220,7 @@ def _attribute_by_families(
     Also returns the shares, what is left of each interval, and the part of that in which the main
     thread was on a CPU: int64[n], in 1/SHARE_SCALE.
     """
-    accumulator, own, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
+    accumulator, detector_shares, unclaimed = _attribute_by_detectors(rank, lost, breakdown, limits)
     shares: dict[str, Int] = {}
     families = attribute_to_families(lost, rank)
     on_cpu = families.pop(ON_CPU, np.zeros(lost.start_ns.size, np.int64))
@@ -245,7 +247,7 @@ def _attribute_by_families(
     claimed = {**accumulator.claimed, **claimed}
     accumulator = replace(accumulator, claimed=claimed, unexplained=unexplained, missing=missing)
     totals = sum_cpu_time_in_pauses(lost, shares.get("cpu", 0) + on_cpu)
-    return replace(accumulator, totals=totals), {**own, **shares}, unclaimed, on_cpu
+    return replace(accumulator, totals=totals), {**detector_shares, **shares}, unclaimed, on_cpu
 
 
 def compute_data_wait_breakdown(rank: Rank, lost: LostTime) -> DataWaitBreakdown:
@@ -296,8 +298,8 @@ def _correct_feeders(
         name: np.where(guessed, activity[:, SHARE_NAMES.index(name)], getattr(measured, name))
         for name in _SHARE_COLUMNS
     }
-    rest = 1.0 - activity[:, ACTIVE_COLUMNS].sum(axis=1)
-    columns["unknown"] = np.where(guessed, rest, measured.unknown)
+    unexplained = 1.0 - activity[:, ACTIVE_COLUMNS].sum(axis=1)
+    columns["unknown"] = np.where(guessed, unexplained, measured.unknown)
     pids = np.where(guessed, feeders.pids[0], measured.worker_pid)
     identified = measured.identified | guessed
     return DataWaitBreakdown(**columns, identified=identified, worker_pid=pids)
@@ -434,15 +436,17 @@ def _sum_unexplained(
     rank: Rank, lost: LostTime, unclaimed: Int, breakdown: DataWaitBreakdown
 ) -> dict[str, int]:
     in_wait = lost.phase == PHASE_DATA_WAIT
-    seen = in_wait & (breakdown.worker_pid > 0)
-    moving = np.rint(np.where(seen, breakdown.delivery, 0.0) * SHARE_SCALE).astype(np.int64)
+    in_worker_wait = in_wait & (breakdown.worker_pid > 0)
+    moving = np.rint(np.where(in_worker_wait, breakdown.delivery, 0.0) * SHARE_SCALE).astype(
+        np.int64
+    )
     moving = np.minimum(moving, unclaimed)
     amount = lost.lost_ns * (unclaimed - moving)
     by_phase = {
         EVAL: lost.phase == PHASE_EVAL,
         GAP: lost.phase == PHASE_GAP,
         WITH_PEERS: lost.phase == PHASE_COLLECTIVE,
-        BLOCKED: seen,
+        BLOCKED: in_worker_wait,
     }
     out = {reason: int(amount[rows].sum()) for reason, rows in by_phase.items()}
     out.update(_sum_host_computation(rank, lost, unclaimed - moving))
@@ -457,17 +461,17 @@ def _sum_host_computation(rank: Rank, lost: LostTime, unclaimed: Int) -> dict[st
     unclaimed: int64[n]. Returns units of ns / SHARE_SCALE by reason.
     """
     share = measure_host_work(rank, lost, layout.COMPUTING_ON_HOST)
-    left = np.minimum(np.rint(share * SHARE_SCALE).astype(np.int64), unclaimed)
+    remaining_units = np.minimum(np.rint(share * SHARE_SCALE).astype(np.int64), unclaimed)
     out = {}
     functions = list_host_functions(
-        rank, lost, left > 0, layout.COMPUTING_ON_HOST, count=_MAX_FUNCTIONS_NAMED
+        rank, lost, remaining_units > 0, layout.COMPUTING_ON_HOST, count=_MAX_FUNCTIONS_NAMED
     )
     for name, covered_ns in functions:
         ratio = np.minimum(covered_ns / np.maximum(lost.lost_ns, 1), 1.0)
-        units = np.minimum(np.rint(ratio * SHARE_SCALE).astype(np.int64), left)
+        units = np.minimum(np.rint(ratio * SHARE_SCALE).astype(np.int64), remaining_units)
         out[f"{ON_HOST}:{name}"] = int((lost.lost_ns * units).sum())
-        left = left - units
-    return {**out, ON_HOST: int((lost.lost_ns * left).sum())}
+        remaining_units = remaining_units - units
+    return {**out, ON_HOST: int((lost.lost_ns * remaining_units).sum())}
 
 
 def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Accumulator:

@@ -210,7 +210,7 @@ NO_ACTIVITY = DeviceActivity()
 
 
 def detect_busy_wait(
-    rank: Rank, windows: DeviceWindows, known: DeviceActivity
+    rank: Rank, windows: DeviceWindows, activity: DeviceActivity
 ) -> tuple[Int, Int, DeviceActivity]:
     """Detect for how long the device busy-waited, or is suspected of it, in each window.
 
@@ -219,7 +219,7 @@ def detect_busy_wait(
     active than usual, but no window of busy-waiting alone was seen; steps may be too short
     for that.
     """
-    none = np.zeros(windows.start_ns.size, np.int64)
+    zeros = np.zeros(windows.start_ns.size, np.int64)
     for name, scale in ((signals.GPU_SM_ACTIVE.name, 1.0), (signals.GPU_POWER.name, _MAX_WATTS)):
         is_mean = scale == 1.0
         series = (
@@ -227,7 +227,7 @@ def detect_busy_wait(
             if is_mean
             else rank.chunk.series.get((name, rank.device))
         )
-        if series is None or not series.t_ns.size or not none.size:
+        if series is None or not series.t_ns.size or not zeros.size:
             continue
         if is_mean:  # since the reading before
             value = _average_over_windows(series, windows)
@@ -237,15 +237,15 @@ def detect_busy_wait(
             value[row >= series.t_ns.size] = np.nan
         if not np.isnan(value).all():
             parts = (
-                measure_step_parts(rank, (windows.start_ns, windows.end_ns), known.profile)
+                measure_step_parts(rank, (windows.start_ns, windows.end_ns), activity.profile)
                 if is_mean
                 else None
             )
             if parts is not None:
-                parts[windows.end_ns <= known.learned_until_ns] = 0.0
+                parts[windows.end_ns <= activity.learned_until_ns] = 0.0
             value = np.clip(value, 0.0, 1.0)
-            return _estimate_busy_wait(windows, value, scale == 1.0, known, parts)
-    return none, none, known
+            return _estimate_busy_wait(windows, value, scale == 1.0, activity, parts)
+    return zeros, zeros, activity
 
 
 def _average_over_windows(series: Series, windows: DeviceWindows) -> Float:
@@ -280,7 +280,7 @@ def _estimate_busy_wait(
     windows: DeviceWindows,
     value: Float,
     counts_idle: bool,
-    known: DeviceActivity,
+    activity: DeviceActivity,
     parts: Float | None,
 ) -> tuple[Int, Int, DeviceActivity]:
     """Estimate confirmed and suspected busy-waiting of each window.
@@ -296,12 +296,14 @@ def _estimate_busy_wait(
     readable = ~np.isnan(level)
     informative = (busy >= MIN_BUSY_RATIO) & readable
     judged = (busy >= _MIN_READABLE_RATIO) & readable if counts_idle else informative
-    counted = informative & (windows.end_ns > known.learned_until_ns)
-    limits, known = _follow_activity(level, counted, (parts, value, busy), known)
+    counted = informative & (windows.end_ns > activity.learned_until_ns)
+    limits, activity = _follow_activity(level, counted, (parts, value, busy), activity)
     relative = np.ones(length.size)
     np.divide(level, limits.usual, out=relative, where=judged & (limits.usual > 0))
-    is_below = np.minimum(relative, np.append(known.previous, relative[:-1])) < limits.partial_ratio
-    known = replace(known, previous=float(relative[-1]) if length.size else known.previous)
+    is_below = (
+        np.minimum(relative, np.append(activity.previous, relative[:-1])) < limits.partial_ratio
+    )
+    activity = replace(activity, previous=float(relative[-1]) if length.size else activity.previous)
     may_wait = limits.confirmed | (limits.usual > 0) if counts_idle else limits.confirmed
     (rows,) = (judged & is_below & may_wait).nonzero()
     ratio = _compute_busy_wait_part(value[rows], busy[rows], counts_idle, limits.select(rows))
@@ -309,7 +311,7 @@ def _estimate_busy_wait(
     waited_ns[rows] = np.rint(ratio * length[rows])
     waited_ns = np.minimum(waited_ns, length - windows.idle_ns)
     confirmed_ns = np.where(limits.confirmed, waited_ns, 0)
-    return confirmed_ns, waited_ns - confirmed_ns, known
+    return confirmed_ns, waited_ns - confirmed_ns, activity
 
 
 class _ActivityLimits(NamedTuple):
@@ -332,9 +334,9 @@ def _follow_activity(
     level: Float,
     counted: NDArray[np.bool_],
     columns: tuple[Float | None, Float, Float],
-    known: DeviceActivity,
+    activity: DeviceActivity,
 ) -> tuple[_ActivityLimits, DeviceActivity]:
-    """Count the activity of windows; return what was known at each of them, and the update.
+    """Count the activity of windows; return the limits that held for each, and the update.
 
     columns: parts (None = unknown), value and busy share of each window, for the profile.
     """
@@ -342,31 +344,35 @@ def _follow_activity(
     (at_counted,) = counted.nonzero()
     bins = np.rint(level[at_counted] * _BINS).astype(np.int64)
     sizes, limits = [], []
-    at = seen = 0
-    while at < level.size:
+    window = counted_windows = 0
+    while window < level.size:
         # Up to the next update all windows are judged alike.
-        room = _compute_next_update(known.windows_seen) - known.windows_seen
-        is_due = seen + room <= bins.size
-        until = seen + room if is_due else bins.size
+        room = _compute_next_update(activity.windows_seen) - activity.windows_seen
+        is_due = counted_windows + room <= bins.size
+        until = counted_windows + room if is_due else bins.size
         end = int(at_counted[until - 1]) + 1 if is_due else level.size
-        sizes.append(end - at)
-        limits.append((known.usual, known.busy_wait_level, known.partial_ratio, known.confirmed))
-        profile = known.profile
+        sizes.append(end - window)
+        limits.append(
+            (activity.usual, activity.busy_wait_level, activity.partial_ratio, activity.confirmed)
+        )
+        profile = activity.profile
         if parts is not None:
-            profile = add_to_profile(profile, parts[at:end], value[at:end], busy[at:end])
-        counts = np.bincount(bins[seen:until], minlength=_BINS + 1)
-        counts += np.frombuffer(known.counts, np.int64)
-        known = replace(
-            known,
+            profile = add_to_profile(
+                profile, parts[window:end], value[window:end], busy[window:end]
+            )
+        counts = np.bincount(bins[counted_windows:until], minlength=_BINS + 1)
+        counts += np.frombuffer(activity.counts, np.int64)
+        activity = replace(
+            activity,
             counts=counts.tobytes(),
-            windows_seen=known.windows_seen + until - seen,
+            windows_seen=activity.windows_seen + until - counted_windows,
             profile=profile,
         )
-        known = update_levels(known) if is_due else known
-        at, seen = end, until
+        activity = update_levels(activity) if is_due else activity
+        window, counted_windows = end, until
     by_block = np.array(limits, np.float64).reshape(-1, 4)
     usual, busy_wait_level, partial_ratio, confirmed = np.repeat(by_block, sizes, axis=0).T
-    return _ActivityLimits(usual, busy_wait_level, partial_ratio, confirmed > 0), known
+    return _ActivityLimits(usual, busy_wait_level, partial_ratio, confirmed > 0), activity
 
 
 def _compute_busy_wait_part(
@@ -393,12 +399,12 @@ def _compute_next_update(windows_seen: int) -> int:
     return (windows_seen // _UPDATE_INTERVAL + 1) * _UPDATE_INTERVAL
 
 
-def update_levels(known: DeviceActivity) -> DeviceActivity:
+def update_levels(activity: DeviceActivity) -> DeviceActivity:
     """Determine the usual activity and that of busy-waiting from all windows so far."""
-    windows_seen = known.windows_seen
+    windows_seen = activity.windows_seen
     if not windows_seen:
-        return known
-    until = np.frombuffer(known.counts, np.int64).cumsum()
+        return activity
+    until = np.frombuffer(activity.counts, np.int64).cumsum()
     usual = float(until.searchsorted(USUAL_QUANTILE * windows_seen)) / _BINS
     busy_wait_windows = int(until[int(usual * BUSY_WAIT_RATIO * _BINS)])
     enough = max(MIN_BUSY_WAIT_WINDOWS, MIN_BUSY_WAIT_WINDOWS_RATIO * windows_seen)
@@ -407,14 +413,14 @@ def update_levels(known: DeviceActivity) -> DeviceActivity:
     partial_ratio = _compute_partial_ratio(until, round(usual * _BINS), windows_seen)
     quarter = float(until.searchsorted(NEAR_USUAL_RATIO * windows_seen)) / _BINS
     # A device that is equally active in all windows mixes nothing, whatever the fit of parts says.
-    fitted = find_levels(known.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
+    fitted = find_levels(activity.profile) if quarter < MAX_PARTIAL_RATIO * usual else None
     if fitted is not None:  # a window that busy-waited for most of its time shows no level alone
         # Rounded: sums of numbers with fractions depend on where a recording is cut.
         usual = max(usual, round(fitted[0], 6))
         busy_wait_level = min(busy_wait_level, round(fitted[1], 6))
         confirmed, partial_ratio = True, MAX_PARTIAL_RATIO
     return replace(
-        known,
+        activity,
         usual=usual,
         busy_wait_level=busy_wait_level,
         confirmed=confirmed,

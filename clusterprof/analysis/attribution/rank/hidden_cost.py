@@ -84,8 +84,8 @@ def attribute_syncs_to_pauses(
         is_single & (paused.max(axis=0) > np.bincount(step_of_row, synced_ns)), paused.argmax(0), -1
     )
     out = {
-        name: np.where(main_pause[step_of_row] == at, synced_ns, 0).astype(np.int64)
-        for at, name in enumerate(pauses)
+        name: np.where(main_pause[step_of_row] == number, synced_ns, 0).astype(np.int64)
+        for number, name in enumerate(pauses)
     }
     return {name: ns for name, ns in out.items() if ns.any()}
 
@@ -99,12 +99,12 @@ def _count_device_waits(rank: Rank, steps: Int) -> Int:
     inside = (row >= 0) & (syncs.start_ns < marked.end_ns[np.maximum(row, 0)])
     save = rank.main.spans.get(layout.CHECKPOINT)
     if save is not None and save.start_ns.size:
-        at = np.searchsorted(save.start_ns, syncs.start_ns, side="right") - 1
-        inside &= (at < 0) | (syncs.start_ns >= save.end_ns[np.maximum(at, 0)])
+        save_row = np.searchsorted(save.start_ns, syncs.start_ns, side="right") - 1
+        inside &= (save_row < 0) | (syncs.start_ns >= save.end_ns[np.maximum(save_row, 0)])
     number, count = marked.step[row[inside]], np.maximum(syncs.times[inside], 1)
     order = np.searchsorted(steps, number)
-    known = (order < steps.size) & (steps[np.minimum(order, steps.size - 1)] == number)
-    return np.bincount(order[known], count[known], steps.size).astype(np.int64)
+    is_in_step = (order < steps.size) & (steps[np.minimum(order, steps.size - 1)] == number)
+    return np.bincount(order[is_in_step], count[is_in_step], steps.size).astype(np.int64)
 
 
 ALL_CAUSES = "every cause"
@@ -152,16 +152,16 @@ def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -
     for number, share in candidates:
         part = share / SHARE_SCALE
         if HIDDEN_COLUMNS[number] in BATCH_CAUSES:
-            whole = np.minimum(part * production_ratio, 1.0)
+            removable_part = np.minimum(part * production_ratio, 1.0)
         else:  # the rest of an interval disappears with all its causes; all of it with the main one
-            whole = np.where(removable & (part >= MAIN_CAUSE_RATIO), 1.0, part / divisor)
-        more = np.rint(lost.lost_ns * (whole - part))
-        more = np.minimum(
-            more + syncs.get(HIDDEN_COLUMNS[number], 0), np.rint(lost.lost_ns * (1 - part))
+            removable_part = np.where(removable & (part >= MAIN_CAUSE_RATIO), 1.0, part / divisor)
+        hidden_ns = np.rint(lost.lost_ns * (removable_part - part))
+        hidden_ns = np.minimum(
+            hidden_ns + syncs.get(HIDDEN_COLUMNS[number], 0), np.rint(lost.lost_ns * (1 - part))
         )
-        most = np.maximum(most, more)
-        if more.any():
-            out[number] = more.astype(np.int64)
+        most = np.maximum(most, hidden_ns)
+        if hidden_ns.any():
+            out[number] = hidden_ns.astype(np.int64)
     # Together no more than the interval: other causes claim most of what one cause removes.
     unclaimed = lost.lost_ns - np.rint(lost.lost_ns * claimed_part)
     most = np.minimum(most, unclaimed)
@@ -185,19 +185,21 @@ def _compute_production_ratio(rank: Rank, lost: LostTime) -> Float | None:
         spans = select_fetches(process) if process is not None else None
         if spans is None:
             continue
-        mine = np.flatnonzero(waits.pid == pid)
-        row = np.searchsorted(spans.end_ns, waits.end_ns[mine], side="right") - 1
-        at = np.maximum(row, 0)
-        is_producer = (row >= 0) & (spans.end_ns[at] > waits.start_ns[mine])
-        made_ns[mine] = np.where(is_producer, spans.end_ns[at] - spans.start_ns[at], 0)
+        waits_of_process = np.flatnonzero(waits.pid == pid)
+        row = np.searchsorted(spans.end_ns, waits.end_ns[waits_of_process], side="right") - 1
+        clipped_row = np.maximum(row, 0)
+        is_producer = (row >= 0) & (spans.end_ns[clipped_row] > waits.start_ns[waits_of_process])
+        made_ns[waits_of_process] = np.where(
+            is_producer, spans.end_ns[clipped_row] - spans.start_ns[clipped_row], 0
+        )
     if not made_ns.any():
         return None
     wait = np.searchsorted(waits.start_ns, lost.start_ns[rows], side="right") - 1
-    at = np.maximum(wait, 0)
-    inside = (wait >= 0) & (lost.start_ns[rows] < waits.end_ns[at])
-    lost_ns = np.bincount(at[inside], lost.lost_ns[rows[inside]], waits.start_ns.size)
+    clipped_row = np.maximum(wait, 0)
+    inside = (wait >= 0) & (lost.start_ns[rows] < waits.end_ns[clipped_row])
+    lost_ns = np.bincount(clipped_row[inside], lost.lost_ns[rows[inside]], waits.start_ns.size)
     out = np.ones(lost.lost_ns.size)
-    times = made_ns[at] / np.maximum(lost_ns[at], 1.0)
+    times = made_ns[clipped_row] / np.maximum(lost_ns[clipped_row], 1.0)
     out[rows] = np.where(inside, np.maximum(times, 1.0), 1.0)
     return out
 
@@ -222,12 +224,16 @@ class HiddenCostSums:
         if amounts:
             start, length = lost.start_ns, np.maximum(lost.end_ns - lost.start_ns, 1)
             row = start.searchsorted(t_ns, "right") - 1
-            at = np.maximum(row, 0)
-            part = np.where(row < 0, 0.0, np.minimum((t_ns - start[at]) / length[at], 1.0))
+            clipped_row = np.maximum(row, 0)
+            part = np.where(
+                row < 0, 0.0, np.minimum((t_ns - start[clipped_row]) / length[clipped_row], 1.0)
+            )
         for number, ns in amounts.items():
             sums = np.concatenate([[0], np.cumsum(ns)])
             row_of_column = np.searchsorted(columns, number)
-            out[row_of_column] += sums[at] + np.floor(ns[at] * part).astype(np.int64)
+            out[row_of_column] += sums[clipped_row] + np.floor(ns[clipped_row] * part).astype(
+                np.int64
+            )
             self._sums[number] += sums[-1]
         return columns, out
 

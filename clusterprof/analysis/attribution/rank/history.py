@@ -108,10 +108,10 @@ class TimeBinTable:
         while self.size > MAX_TIME_BINS:
             self.fold()
             other.fold()
-        at = other.first - self.first
+        first_bin = other.first - self.first
         for name, row in other.rows.items():
-            mine = self.rows.setdefault(name, np.zeros((2, self.size), np.int64))
-            part = mine[:, at : at + other.size]
+            sums = self.rows.setdefault(name, np.zeros((2, self.size), np.int64))
+            part = sums[:, first_bin : first_bin + other.size]
             part += row
             part[0] += part[1] // SHARE_SCALE
             part[1] %= SHARE_SCALE
@@ -173,10 +173,10 @@ def _sum_samples(steps: StepSpans, ended: NDArray[np.bool_]) -> dict[str, int]:
     first_row = np.unique(steps.step[ended], return_index=True)[1]
     for name, column in (("samples", steps.samples), ("tokens", steps.tokens)):
         values = column[ended][first_row]
-        known = values >= 0
-        out[name] = int(values[known].sum())
-        out[f"{name}_steps"] = int(np.count_nonzero(known))
-        out[f"{name}_unknown_steps"] = int(np.count_nonzero(~known))
+        is_known = values >= 0
+        out[name] = int(values[is_known].sum())
+        out[f"{name}_steps"] = int(np.count_nonzero(is_known))
+        out[f"{name}_unknown_steps"] = int(np.count_nonzero(~is_known))
     return out
 
 
@@ -342,10 +342,10 @@ class HistoryBuilder:
             ]
         )
         open_starts = _find_open_steps(rank, segment)
-        at = np.concatenate(
+        boundaries_ns = np.concatenate(
             [start[candidates], end[candidates], open_starts, [segment.end_ns]]
         ).astype(np.int64)
-        sums = rows.sum_until(np.maximum(at, segment.start_ns))
+        sums = rows.sum_until(np.maximum(boundaries_ns, segment.start_ns))
 
         def so_far(column: int) -> dict[str, int]:
             return {
@@ -363,9 +363,9 @@ class HistoryBuilder:
                 lost = tuple((name, ns) for name, ns in amounts if ns)
                 span = int(start[row]), int(end[row] - start[row])
                 out.append(SlowStepRow(int(number[row]), *span, lost))
-        kept = {t: sums for t, sums in self._open.items() if t in set(open_starts.tolist())}
+        still_open = {t: sums for t, sums in self._open.items() if t in set(open_starts.tolist())}
         added = {int(t): so_far(2 * candidates.size + i) for i, t in enumerate(open_starts)}
-        self._open = {**added, **kept}
+        self._open = {**added, **still_open}
         self._sums = so_far(-1)
         return out
 
@@ -383,11 +383,11 @@ class HistoryBuilder:
         steps = np.concatenate(self._steps, axis=1)
         self._steps = []
         data = pack_table(steps)
-        place = self._store.put(data)
-        if place is None:
+        stored_block = self._store.put(data)
+        if stored_block is None:
             self._why = self._store.why_full
         else:
-            self._blocks.append((place, len(data), int(steps[2].min()), int(steps[2].max())))
+            self._blocks.append((stored_block, len(data), int(steps[2].min()), int(steps[2].max())))
 
     def finish(self) -> RankTimeHistory | None:
         """Return the history; None if nothing was settled. Call once."""
@@ -399,15 +399,15 @@ class HistoryBuilder:
         data = (
             pack_table(np.concatenate([self._table.rows[name] for name in names])) if names else b""
         )
-        place = self._store.put(data)
-        if place is None:
+        stored_block = self._store.put(data)
+        if stored_block is None:
             self._why = self._store.why_full
         return RankTimeHistory(
             self._begin_ns,
             self._table.bin_ns,
             self._table.first,
             names,
-            place,
+            stored_block,
             len(data),
             tuple(self._blocks),
             _build_step_table(self._slow, names),
@@ -448,10 +448,12 @@ class _RowSums:
         out: Int = self._sums[:, row]
         inside = np.flatnonzero((row > 0) & (end[row - 1] > t_ns)) if start.size else row[:0]
         if inside.size:
-            at = row[inside] - 1
-            part = (t_ns[inside] - start[at]) / (end[at] - start[at])
-            rest = ns[at] - np.floor(ns[at] * part).astype(np.int64)
-            out[:, inside] -= rest * self._shares[:, at]
+            enclosing_row = row[inside] - 1
+            part = (t_ns[inside] - start[enclosing_row]) / (
+                end[enclosing_row] - start[enclosing_row]
+            )
+            later_ns = ns[enclosing_row] - np.floor(ns[enclosing_row] * part).astype(np.int64)
+            out[:, inside] -= later_ns * self._shares[:, enclosing_row]
         return out
 
 
@@ -459,15 +461,15 @@ def _split_into_rows(
     lost: LostTime, shares: Mapping[str, Int], unclaimed: Int, waiting: Int
 ) -> dict[str, Int]:
     """Return the share of each interval that goes to each row, without empty rows."""
-    rest = unclaimed - waiting
+    lost_alone = unclaimed - waiting
     inside, suspected = lost.phase == PHASE_COLLECTIVE, lost.phase == PHASE_SUSPECTED_BUSY_WAIT
-    peers = np.where(inside, rest, 0)
+    peers = np.where(inside, lost_alone, 0)
     rows = {
         **shares,
         PEERS: peers,
         SUSPECTED_PEERS: np.where(suspected, 0, waiting),
         SUSPECTED_LOSS: np.where(suspected, waiting, 0),
-        UNEXPLAINED: rest - peers,
+        UNEXPLAINED: lost_alone - peers,
     }
     return {name: share for name, share in rows.items() if share.any()}
 
@@ -491,8 +493,8 @@ def _sum_before(start: Int, end: Int, t_ns: Int) -> Int:
         return np.zeros(t_ns.size, np.int64)
     before = np.concatenate([[0], np.cumsum(end - start)])
     row = np.searchsorted(start, t_ns, side="right")
-    at = np.maximum(row - 1, 0)
-    over = np.where(row > 0, np.maximum(end[at] - t_ns, 0), 0)
+    row_before = np.maximum(row - 1, 0)
+    over = np.where(row > 0, np.maximum(end[row_before] - t_ns, 0), 0)
     result: Int = before[row] - over
     return result
 

@@ -77,9 +77,12 @@ def estimate_idle_share(active_ns: Float, idle_ns: Int, window_ns: Int, start_ns
     Returns float64[n], 0 to 1. If windows are too similar, the activity is assumed to be as
     frequent in idle time as in busy time.
     """
-    known = ~np.isnan(active_ns)
-    active, idle = np.where(known, active_ns, 0.0), np.where(known, idle_ns, 0).astype(np.float64)
-    busy = np.where(known, window_ns, 0) - idle
+    is_known = ~np.isnan(active_ns)
+    active, idle = (
+        np.where(is_known, active_ns, 0.0),
+        np.where(is_known, idle_ns, 0).astype(np.float64),
+    )
+    busy = np.where(is_known, window_ns, 0) - idle
     rate = _estimate_rate(active, busy, idle)
     least, most = np.maximum(active - busy, 0.0), np.minimum(active, idle)
     return _compute_segment_shares(active - rate * busy, least, most, idle, start_ns)
@@ -90,9 +93,9 @@ def estimate_busy_rate(active_ns: Float, idle_ns: Int, window_ns: Int) -> float:
 
     active_ns: float64[n], NaN = not known. idle_ns, window_ns: int64[n].
     """
-    known = ~np.isnan(active_ns)
-    active, idle = active_ns[known], idle_ns[known].astype(np.float64)
-    return _estimate_rate(active, window_ns[known] - idle, idle)
+    is_known = ~np.isnan(active_ns)
+    active, idle = active_ns[is_known], idle_ns[is_known].astype(np.float64)
+    return _estimate_rate(active, window_ns[is_known] - idle, idle)
 
 
 def _estimate_rate(active: Float, busy: Float, idle: Float) -> float:
@@ -112,9 +115,12 @@ def estimate_idle_share_from_samples(
     active_ns: float64[n], NaN = not measured. idle_ns, window_ns, start_ns: int64[n].
     Returns float64[n], 0 to 1.
     """
-    known = ~np.isnan(active_ns)
-    active, idle = np.where(known, active_ns, 0.0), np.where(known, idle_ns, 0).astype(np.float64)
-    busy = np.where(known, window_ns, 0) - idle
+    is_known = ~np.isnan(active_ns)
+    active, idle = (
+        np.where(is_known, active_ns, 0.0),
+        np.where(is_known, idle_ns, 0).astype(np.float64),
+    )
+    busy = np.where(is_known, window_ns, 0) - idle
     block = np.arange(idle.size) // _WINDOWS_PER_SAMPLE
     sums = [
         np.bincount(block, weights=column).astype(np.float64) for column in (active, busy, idle)
@@ -126,20 +132,20 @@ def estimate_idle_share_from_samples(
 
 def _fit_busy_rate(active: Float, busy: Float, idle: Float) -> tuple[float, float]:
     """Fit the active part of busy time and its standard error; NaN = unknown."""
-    known = busy + idle > 0
-    if np.count_nonzero(known) < MIN_WINDOWS:
+    is_known = busy + idle > 0
+    if np.count_nonzero(is_known) < MIN_WINDOWS:
         return np.nan, np.nan
-    if float(np.std(idle[known] / (busy + idle)[known])) < _MIN_IDLE_SPREAD:
+    if float(np.std(idle[is_known] / (busy + idle)[is_known])) < _MIN_IDLE_SPREAD:
         return np.nan, np.nan
-    # active = rate * busy + other * idle, by least squares
+    # active = rate * busy + idle_rate * idle, by least squares
     bb, ii, bi = float(busy @ busy), float(idle @ idle), float(busy @ idle)
     determinant = bb * ii - bi * bi
     if determinant <= 0:
         return np.nan, np.nan
     rate = (float(active @ busy) * ii - float(active @ idle) * bi) / determinant
-    other = (float(active @ idle) * bb - float(active @ busy) * bi) / determinant
-    rest = active - rate * busy - other * idle
-    variance = float(rest @ rest) / max(np.count_nonzero(known) - 2, 1)
+    idle_rate = (float(active @ idle) * bb - float(active @ busy) * bi) / determinant
+    residual = active - rate * busy - idle_rate * idle
+    variance = float(residual @ residual) / max(np.count_nonzero(is_known) - 2, 1)
     return rate, float(np.sqrt(variance * ii / determinant))
 
 
@@ -196,8 +202,8 @@ def estimate_host_activity(rank: Rank, lost: LostTime, around: ReadContext) -> H
     thread = rank.main.threads.get(rank.pid)
     n = lost.start_ns.size
     if all_windows is None or thread is None:
-        none, false = np.zeros(n), np.zeros(n, np.bool_)
-        return HostActivity(none, none, none, none, none, none, false, False, False, False)
+        zeros, false = np.zeros(n), np.zeros(n, np.bool_)
+        return HostActivity(zeros, zeros, zeros, zeros, zeros, zeros, false, False, False, False)
     windows = trim_windows(all_windows, int(lost.start_ns[0]), int(lost.end_ns[-1]))
     row = np.searchsorted(windows.start_ns, lost.start_ns, side="right") - 1
     length, idle = windows.end_ns - windows.start_ns, windows.idle_ns
@@ -228,8 +234,8 @@ def estimate_host_activity(rank: Rank, lost: LostTime, around: ReadContext) -> H
 def _trim_to_work(windows: DeviceWindows) -> DeviceWindows:
     """Return the windows from the first to the last in which the device worked."""
     working = np.flatnonzero(windows.idle_ns < windows.end_ns - windows.start_ns)
-    kept = slice(working[0], working[-1] + 1) if working.size else slice(0)
-    return DeviceWindows(*(getattr(windows, field.name)[kept] for field in fields(windows)))
+    used = slice(working[0], working[-1] + 1) if working.size else slice(0)
+    return DeviceWindows(*(getattr(windows, field.name)[used] for field in fields(windows)))
 
 
 def _split_edge_samples(active: Float) -> Float:
@@ -248,9 +254,9 @@ def _estimate_other_threads(rank: Rank, windows: DeviceWindows) -> Float:
     for tid, thread in rank.main.threads.items():
         if tid == rank.pid or len(thread.t_ns) < 2:
             continue
-        at = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
+        positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
         ran = np.nan_to_num(
-            evaluate_increase(compute_growth(thread.on_cpu_ns), at)
+            evaluate_increase(compute_growth(thread.on_cpu_ns), positions)
         )  # no samples: the thread slept
         share = estimate_idle_share(
             np.minimum(ran, length), windows.idle_ns, length, windows.start_ns
@@ -263,24 +269,24 @@ def _estimate_other_threads(rank: Rank, windows: DeviceWindows) -> Float:
 
 def _estimate_copying(rank: Rank, windows: DeviceWindows) -> Float:
     """Estimate the part of idle time in which data were copied to the device."""
-    none = np.zeros(windows.start_ns.size)
+    zeros = np.zeros(windows.start_ns.size)
     series = rank.chunk.series.get((signals.GPU_PCIE_RECEIVE.name, rank.device))
     if series is None or not series.t_ns.size:
-        return none
+        return zeros
     length, idle = windows.end_ns - windows.start_ns, windows.idle_ns
     row = np.searchsorted(series.t_ns, windows.end_ns)  # a reading describes the time before it
-    known = row < series.t_ns.size
-    rate = np.where(known, series.values[np.minimum(row, series.t_ns.size - 1)], np.nan)
+    is_sampled = row < series.t_ns.size
+    rate = np.where(is_sampled, series.values[np.minimum(row, series.t_ns.size - 1)], np.nan)
     copied = np.nan_to_num(rate) * length / 1e9
     copies = (copied > 0) & (idle > 0)
     if not copies.any():
-        return none
+        return zeros
     speeds, weights = copied[copies] / (idle[copies] / 1e9), copied[copies]
     order = np.argsort(speeds)
-    at = np.searchsorted(np.cumsum(weights[order]), 0.5 * weights.sum())
-    speed = float(speeds[order][min(int(at), order.size - 1)])
+    median_index = np.searchsorted(np.cumsum(weights[order]), 0.5 * weights.sum())
+    speed = float(speeds[order][min(int(median_index), order.size - 1)])
     if not MIN_COPY_BYTES_PER_SECOND <= speed <= MAX_COPY_BYTES_PER_SECOND:
-        return none
+        return zeros
     return estimate_idle_share(
         np.minimum(copied / speed * 1e9, length), idle, length, windows.start_ns
     )
@@ -290,11 +296,11 @@ def _is_in_driver(rank: Rank, thread: ThreadTable, windows: DeviceWindows) -> bo
     """Return whether the main thread's CPU time during idle time was spent in the driver."""
     if (thread.user_ns < 0).any() or (thread.system_ns < 0).any() or not windows.start_ns.size:
         return False
-    at = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
+    positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
     length = windows.end_ns - windows.start_ns
     parts = []
     for column in (thread.user_ns, thread.system_ns):
-        ran = np.clip(evaluate_increase(compute_growth(column), at), 0, length)
+        ran = np.clip(evaluate_increase(compute_growth(column), positions), 0, length)
         share = estimate_idle_share(ran, windows.idle_ns, length, windows.start_ns)
         parts.append(float((share * windows.idle_ns).sum()))
     user, system = parts
@@ -321,12 +327,12 @@ def is_mostly_writing(process: Process, since_ns: int) -> bool:
 
 def find_pauses(lost: LostTime) -> NDArray[np.bool_]:
     """Find intervals in which the device does nothing, and those adjacent to them: bool[n]."""
-    whole = lost.lost_ns >= _WHOLE_RATIO * np.maximum(lost.end_ns - lost.start_ns, 1)
-    whole &= lost.phase == PHASE_NONE  # device not busy, and host not computing
+    is_whole = lost.lost_ns >= _WHOLE_RATIO * np.maximum(lost.end_ns - lost.start_ns, 1)
+    is_whole &= lost.phase == PHASE_NONE  # device not busy, and host not computing
     joined = lost.start_ns[1:] == lost.end_ns[:-1]
-    out = whole.copy()
-    out[1:] |= whole[:-1] & joined
-    out[:-1] |= whole[1:] & joined
+    out = is_whole.copy()
+    out[1:] |= is_whole[:-1] & joined
+    out[:-1] |= is_whole[1:] & joined
     return out
 
 
@@ -347,8 +353,8 @@ def _is_saving_models(
     if io is None or io.t_ns.size < 2 or not windows.start_ns.size:
         return False
     main = measure_thread_windows(thread, windows.start_ns, windows.end_ns, around)
-    whole = _find_save_windows(rank, windows, main)
-    count = np.count_nonzero(whole[1:] & ~whole[:-1]) + bool(whole[0])
+    is_save = _find_save_windows(rank, windows, main)
+    count = np.count_nonzero(is_save[1:] & ~is_save[:-1]) + bool(is_save[0])
     row = max(int(np.searchsorted(io.t_ns, windows.start_ns[0], side="right")) - 1, 0)
     return bool(count and io.write_bytes[-1] - io.write_bytes[row] >= MIN_MODEL_BYTES * count)
 
@@ -357,9 +363,9 @@ def _find_save_windows(
     rank: Rank, windows: DeviceWindows, main: ThreadWindows
 ) -> NDArray[np.bool_]:
     """Find windows of pauses in which the main thread is active and the process writes."""
-    whole = windows.idle_ns >= _WHOLE_RATIO * (windows.end_ns - windows.start_ns)
+    is_whole = windows.idle_ns >= _WHOLE_RATIO * (windows.end_ns - windows.start_ns)
     at_work = np.nan_to_num(main.active) >= _AT_WORK_RATIO
-    return whole & at_work & _has_written(rank, windows.start_ns, windows.end_ns)
+    return is_whole & at_work & _has_written(rank, windows.start_ns, windows.end_ns)
 
 
 def _has_written(rank: Rank, start_ns: Int, end_ns: Int) -> NDArray[np.bool_]:

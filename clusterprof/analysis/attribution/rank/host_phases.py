@@ -226,8 +226,8 @@ def _build_layer(rank: Rank, bit: int) -> Intervals:
         return EMPTY  # an operation of one rank waits for no other rank
     if kind == -layout.COLLECTIVE:
         operations = CollectiveSpans.from_table(table)
-        other = operations.by_other_thread & (operations.group != 0)
-        return merge_intervals((table.start_ns[other], table.end_ns[other]))
+        by_other_thread = operations.by_other_thread & (operations.group != 0)
+        return merge_intervals((table.start_ns[by_other_thread], table.end_ns[by_other_thread]))
     if kind == layout.EXPOSED_COLLECTIVE:
         waits = find_device_waits(rank.main)
         if waits is None:
@@ -268,13 +268,15 @@ def _find_waits_for_ranks(rank: Rank, table: SpanTable) -> Intervals:
     measured = rank.main.get_spans(ExposedCollectiveSpans)
     if measured is not None:
         counts &= ~np.isin(table.sequence, measured.measured_sequence)
-    other = counts & operations.by_other_thread
-    if other.any():
+    by_other_thread = counts & operations.by_other_thread
+    if by_other_thread.any():
         gradients = counts & _find_hooked_waits(rank, operations)
-        own = counts & ~other & ~gradients
-        other_operations = merge_intervals((table.start_ns[other], table.end_ns[other]))
+        by_main_thread = counts & ~by_other_thread & ~gradients
+        other_operations = merge_intervals(
+            (table.start_ns[by_other_thread], table.end_ns[by_other_thread])
+        )
         return merge_intervals(
-            (table.start_ns[own], table.end_ns[own]),
+            (table.start_ns[by_main_thread], table.end_ns[by_main_thread]),
             find_intersection(
                 merge_intervals((table.start_ns[gradients], table.end_ns[gradients])),
                 other_operations,
@@ -307,10 +309,14 @@ def _find_waits_for_gradients(rank: Rank) -> Intervals:
     waits = _find_hooked_waits(rank, operations)
     if not waits.any():
         return EMPTY
-    start_ns, end_ns, other = operations.start_ns, operations.end_ns, operations.by_other_thread
+    start_ns, end_ns, by_other_thread = (
+        operations.start_ns,
+        operations.end_ns,
+        operations.by_other_thread,
+    )
     return subtract_intervals(
         merge_intervals((start_ns[waits], end_ns[waits])),
-        merge_intervals((start_ns[other], end_ns[other])),
+        merge_intervals((start_ns[by_other_thread], end_ns[by_other_thread])),
     )
 
 
@@ -319,12 +325,12 @@ def _find_hooked_waits(rank: Rank, operations: CollectiveSpans) -> NDArray[np.bo
 
     None without a device, or unless at least half of the waits for gradients are such waits.
     """
-    other = operations.by_other_thread & (operations.group != 0)
+    by_other_thread = operations.by_other_thread & (operations.group != 0)
     kind = operations.code & layout.OPERATION_MASK
     gradients = ~operations.by_other_thread & (kind == layout.GRADIENTS)
-    if not rank.device or not other.any():
+    if not rank.device or not by_other_thread.any():
         return np.zeros(gradients.size, np.bool_)
-    begins = np.sort(operations.start_ns[other])
+    begins = np.sort(operations.start_ns[by_other_thread])
     first = np.searchsorted(begins, operations.start_ns)
     hooked = gradients & (np.searchsorted(begins, operations.end_ns) > first)
     return hooked & (2 * np.count_nonzero(hooked) >= np.count_nonzero(gradients))
@@ -360,9 +366,9 @@ def _find_exposed_part(rank: Rank, operations: Intervals) -> Intervals:
     exposed_from = np.where(hidden_ns > 0, np.clip(exposed_from, start, end), start)
     samples = Intervals(exposed_from, end)
     nonempty = samples.end_ns > samples.start_ns
-    kept = merge_intervals((samples.start_ns[nonempty], samples.end_ns[nonempty]))
+    sampled = merge_intervals((samples.start_ns[nonempty], samples.end_ns[nonempty]))
     unsampled = subtract_intervals(operations, Intervals(start[:1], end[-1:]))
-    return merge_intervals(find_intersection(operations, kept), unsampled)
+    return merge_intervals(find_intersection(operations, sampled), unsampled)
 
 
 def find_own_waits(rank: Rank) -> Intervals:
@@ -379,8 +385,8 @@ def find_own_waits(rank: Rank) -> Intervals:
     table = rank.main.spans.get(layout.COLLECTIVE)
     if table is not None:
         operations = CollectiveSpans.from_table(table)
-        own = (operations.form != layout.ISSUE) & ~operations.by_other_thread
-        sets.append((table.start_ns[own], table.end_ns[own]))
+        by_main_thread = (operations.form != layout.ISSUE) & ~operations.by_other_thread
+        sets.append((table.start_ns[by_main_thread], table.end_ns[by_main_thread]))
     return merge_intervals(*sets)
 
 
@@ -396,15 +402,15 @@ def find_lock_waits(rank: Rank) -> Intervals:
     waits, thread = rank.main.get_spans(InterpreterWaitSpans), rank.main.threads.get(rank.pid)
     if waits is None or thread is None or len(thread.t_ns) < 2:
         return EMPTY
-    kept = Intervals(*waits.find_lock_hold_intervals())
-    inside = find_containing(thread.t_ns, kept) >= 0
+    lock_holds = Intervals(*waits.find_lock_hold_intervals())
+    inside = find_containing(thread.t_ns, lock_holds) >= 0
     in_disk_wait, asleep = (thread.state[inside] == ord(letter) for letter in "DS")
     if np.count_nonzero(in_disk_wait) > np.count_nonzero(asleep):
         return EMPTY
     samples = thread.t_ns[:-1], thread.t_ns[1:]
     asleep_ns = measure_free_sleep(thread, EMPTY)
-    (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, kept)).nonzero()
-    return find_intersection(kept, merge_intervals((samples[0][rows], samples[1][rows])))
+    (rows,) = (asleep_ns >= _MIN_ASLEEP_RATIO * measure_overlap(samples, lock_holds)).nonzero()
+    return find_intersection(lock_holds, merge_intervals((samples[0][rows], samples[1][rows])))
 
 
 MAX_HAND_OVER_NS = 20_000_000
@@ -431,11 +437,11 @@ def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> 
     if not waits.start_ns.size:
         return delay_ns
     row = np.searchsorted(waits.start_ns, spans.end_ns) - 1
-    at = np.maximum(row, 0)
+    clipped_row = np.maximum(row, 0)
     delayed = spans.by_other_thread & (row >= 0)
-    delayed &= spans.end_ns - waits.end_ns[at] <= MAX_HAND_OVER_NS
+    delayed &= spans.end_ns - waits.end_ns[clipped_row] <= MAX_HAND_OVER_NS
     begun_ns = np.maximum(spans.start_ns, earliest_ns) + MIN_UNDELAYED_NS
-    begin_ns = np.maximum(waits.start_ns[at], begun_ns)
+    begin_ns = np.maximum(waits.start_ns[clipped_row], begun_ns)
     return np.where(delayed, np.maximum(spans.end_ns - begin_ns, 0), delay_ns)
 
 
@@ -463,8 +469,8 @@ def _find_gaps_between_saves(rank: Rank, saves: SpanTimes) -> Pair:
         return EMPTY
     start, end = saves.end_ns[:-1], saves.start_ns[1:]
     row = np.searchsorted(steps.start_ns, start, side="right") - 1
-    same = (row >= 0) & (end <= steps.end_ns[np.maximum(row, 0)]) & (end > start)
-    return start[same], end[same]
+    in_same_step = (row >= 0) & (end <= steps.end_ns[np.maximum(row, 0)]) & (end > start)
+    return start[in_same_step], end[in_same_step]
 
 
 def find_step_numbers(rank: Rank, start_ns: Int, steps_begun: Int) -> Int:
@@ -476,8 +482,8 @@ def find_step_numbers(rank: Rank, start_ns: Int, steps_begun: Int) -> Int:
     if steps is None or not steps.start_ns.size:
         return np.full(start_ns.size, -1, np.int64)
     row = np.maximum(steps_begun - 1, 0)
-    held = (steps_begun > 0) & (start_ns < steps.end_ns[row])
-    return np.where(held, steps.step[row], -1)
+    in_step = (steps_begun > 0) & (start_ns < steps.end_ns[row])
+    return np.where(in_step, steps.step[row], -1)
 
 
 def allocate_by_phase(
@@ -490,20 +496,20 @@ def allocate_by_phase(
     contiguous. With 40 ns for a wait of 30 and a step of 70 (wait first): 30 and 10.
     """
     out = np.zeros(window.size, np.int64)
-    left = amount_ns.astype(np.float64)
+    remaining_ns = amount_ns.astype(np.float64)
     present = np.bincount(phase, minlength=max(order) + 1).tolist()
     has_room = capacity_ns > 0
     for code in (code for code in order if present[code]):
-        if not left.any():
+        if not remaining_ns.any():
             break
         (rows,) = ((phase == code) & has_room).nonzero()
         if not rows.size:
             continue
         group, room = window[rows], capacity_ns[rows].astype(np.float64)
-        room_of = np.bincount(group, weights=room, minlength=left.size)
-        taken = np.minimum(left, room_of)
-        left -= taken
-        ratio = taken[group] / room_of[group]
+        room_of = np.bincount(group, weights=room, minlength=remaining_ns.size)
+        allocated_ns = np.minimum(remaining_ns, room_of)
+        remaining_ns -= allocated_ns
+        ratio = allocated_ns[group] / room_of[group]
         until = room.cumsum()
         before = until - room
         base = np.zeros(rows.size)

@@ -159,10 +159,10 @@ def _measure_data_waits(
     (analysis.attribution.rank.lost_time), so that a row's part does not depend on which other rows
     are evaluated.
     """
-    none = np.zeros(phases.start_ns.size, np.int64)
+    zeros = np.zeros(phases.start_ns.size, np.int64)
     exposed = rank.main.get_spans(ExposedSpans)
     if exposed is None or not exposed.start_ns.size:
-        return none, none.astype(bool)
+        return zeros, zeros.astype(bool)
     order = np.argsort(exposed.start_ns, kind="stable")
     start, end, amount = (
         column[order] for column in (exposed.start_ns, exposed.end_ns, exposed.device_ns)
@@ -254,9 +254,9 @@ def find_lost_intervals(
     settled, activity = [], state.activity
     if ready and activity is NO_ACTIVITY:
         activity = _learn_activity(rank, ready)
-    for whole in (piece for ready_segment in ready for piece in _split_segment(ready_segment)):
-        segment = trim_to_selection(rank, whole, next_state, selection)
-        outside_ns = whole.end_ns - whole.start_ns - (segment.end_ns - segment.start_ns)
+    for untrimmed in (piece for ready_segment in ready for piece in _split_segment(ready_segment)):
+        segment = trim_to_selection(rank, untrimmed, next_state, selection)
+        outside_ns = untrimmed.end_ns - untrimmed.start_ns - (segment.end_ns - segment.start_ns)
         if segment.end_ns == segment.start_ns:
             settled.append(
                 (segment, NO_LOST_TIME, SegmentAccount(0, 0, 0, 0, outside_selection_ns=outside_ns))
@@ -418,8 +418,8 @@ def _measure_increase_awake(
         t - np.interp(t, *slept) for t in (t_ns, phases.start_ns, phases.end_ns)
     )
     growth = np.minimum(compute_differences(values)[0], np.diff(awake_ns))
-    so_far = np.concatenate([[0.0], np.cumsum(growth)])
-    risen = np.interp(last, awake_ns, so_far) - np.interp(first, awake_ns, so_far)
+    running_sum = np.concatenate([[0.0], np.cumsum(growth)])
+    risen = np.interp(last, awake_ns, running_sum) - np.interp(first, awake_ns, running_sum)
     return np.asarray(risen, np.float64)
 
 
@@ -460,13 +460,13 @@ def _measure_from_samples(
 ) -> tuple[LostTime, SegmentAccount, DeviceActivity]:
     busy_wait_ns, suspected_ns = not_idle
     rows = _read_rows(rank, segment, windows)
-    phases, left = rows.phases, rows.phases.end_ns - rows.phases.start_ns
+    phases, remaining_ns = rows.phases, rows.phases.end_ns - rows.phases.start_ns
     window, phase = phases.window, phases.phase
-    none = np.zeros(left.size, np.int64)
+    zeros = np.zeros(remaining_ns.size, np.int64)
     parts: list[tuple[Int, int]] = []
-    stream_pieces, busy_lost, suspected = 0, none, none  # of the time that samples show as busy
+    stream_pieces, busy_lost, suspected = 0, zeros, zeros  # of the time that samples show as busy
     if rows.events is not None:
-        left = left - rows.events.lost_ns
+        remaining_ns = remaining_ns - rows.events.lost_ns
         stream_pieces = int(np.count_nonzero(rows.events.measured))
         parts.append((rows.events.lost_ns, SOURCE_STREAM_EVENTS))
         busy_lost = np.maximum(rows.events.lost_ns - rows.events.idle_ns, 0)
@@ -479,16 +479,22 @@ def _measure_from_samples(
     is_covered = phases.in_operation & (phase != PHASE_COLLECTIVE)
     waiting = np.where(is_covered, PHASE_HIDDEN_COLLECTIVE, phase)
     if busy_wait_ns.any():
-        busy_wait = allocate_by_phase(window, waiting, left - idle, busy_wait_ns, _BUSY_WAIT_ORDER)
-        left, busy_lost = left - busy_wait, busy_lost + busy_wait
+        busy_wait = allocate_by_phase(
+            window, waiting, remaining_ns - idle, busy_wait_ns, _BUSY_WAIT_ORDER
+        )
+        remaining_ns, busy_lost = remaining_ns - busy_wait, busy_lost + busy_wait
         in_operation = (waiting == PHASE_COLLECTIVE) | is_covered
         tails.append((busy_wait, np.where(in_operation, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)))
     if suspected_ns.any():
-        busy_wait = allocate_by_phase(window, waiting, left - idle, suspected_ns, _BUSY_WAIT_ORDER)
-        left, suspected = left - busy_wait, busy_wait
+        busy_wait = allocate_by_phase(
+            window, waiting, remaining_ns - idle, suspected_ns, _BUSY_WAIT_ORDER
+        )
+        remaining_ns, suspected = remaining_ns - busy_wait, busy_wait
         tails.append((busy_wait, np.full(busy_wait.size, PHASE_SUSPECTED_BUSY_WAIT, np.int64)))
     if windows.slowed_ns.any():
-        slow = allocate_by_phase(window, phase, left - idle, windows.slowed_ns, FILL_ORDER[::-1])
+        slow = allocate_by_phase(
+            window, phase, remaining_ns - idle, windows.slowed_ns, FILL_ORDER[::-1]
+        )
         busy_lost = busy_lost + slow
         tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))
     if tails:
@@ -524,12 +530,12 @@ def _build_lost(rank: Rank, phases: HostPhases, parts: list[tuple[Int, int]]) ->
     source = np.full(rows.size, parts[0][1] if len(parts) == 1 else 0, np.int64)
     for part, code in reversed(parts) if len(parts) > 1 else ():
         source[part[rows] > 0] = code
-    kept = phases.rows(rows)
-    steps = find_step_numbers(rank, kept.start_ns, kept.steps_begun)
+    lost_phases = phases.rows(rows)
+    steps = find_step_numbers(rank, lost_phases.start_ns, lost_phases.steps_begun)
     # Idle time there is the main thread's: it had not launched anything.
-    phase = np.where(_IS_COMPUTE[kept.phase], PHASE_COMPUTE, kept.phase)
-    phase = np.where((kept.phase == PHASE_SYNC) & (steps < 0), PHASE_NONE, phase)
-    return LostTime(kept.start_ns, kept.end_ns, amount[rows], phase, source, steps)
+    phase = np.where(_IS_COMPUTE[lost_phases.phase], PHASE_COMPUTE, lost_phases.phase)
+    phase = np.where((lost_phases.phase == PHASE_SYNC) & (steps < 0), PHASE_NONE, phase)
+    return LostTime(lost_phases.start_ns, lost_phases.end_ns, amount[rows], phase, source, steps)
 
 
 def _append_busy_losses(

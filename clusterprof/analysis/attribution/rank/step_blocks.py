@@ -91,11 +91,11 @@ class StepBlockTable:
         if times == 1:
             return self
         sums = self.sums
-        at = np.arange(0, sums.shape[1], times)
-        lost = {cause: np.add.reduceat(ns, at) for cause, ns in self.lost.items()}
+        block_begins = np.arange(0, sums.shape[1], times)
+        lost = {cause: np.add.reduceat(ns, block_begins) for cause, ns in self.lost.items()}
         block, bin_ = unpack_keys(self.keys)
         keys = merge_keys(np.stack([block // times << _BIN_BITS | bin_, self.keys[1]]))
-        wide_sums = keep_packed(np.add.reduceat(sums, at, axis=1))
+        wide_sums = keep_packed(np.add.reduceat(sums, block_begins, axis=1))
         return StepBlockTable(width, wide_sums, lost, keys.astype(np.int32))
 
 
@@ -143,8 +143,8 @@ class StepBlocks:
             return None
         blocks = -(-self._certain // self._width)
         # Time after the last step belongs to the last block.
-        rest = self._sums[:, blocks:].sum(axis=1)
-        self._sums[:, blocks - 1] += rest
+        remainder = self._sums[:, blocks:].sum(axis=1)
+        self._sums[:, blocks - 1] += remainder
         lost = {}
         for cause, ns in self._lost.items():
             ns[blocks - 1] += ns[blocks:].sum()
@@ -221,8 +221,8 @@ class _SettledSteps:
 
     def edges(self, width: int) -> Int:
         """Return when each block but the last one ends."""
-        at = np.arange(width - 1 - self.first % width, self.ends.size, width)
-        return self.ends[at]
+        last_rows = np.arange(width - 1 - self.first % width, self.ends.size, width)
+        return self.ends[last_rows]
 
     def sums(self, edges: Int, width: int) -> Int:
         """Return int64[ROWS, edges + 1]."""
@@ -266,8 +266,8 @@ def compute_length_bins(lengths_ns: Int) -> Int:
 
 def merge_keys(keys: Int | Keys) -> Int:
     """Merge equal keys and sum their counts: int64[2, m], keys ascending."""
-    distinct_keys, at = np.unique(keys[0], return_inverse=True)
-    counts = np.bincount(at, weights=keys[1], minlength=distinct_keys.size).astype(np.int64)
+    distinct_keys, key_index = np.unique(keys[0], return_inverse=True)
+    counts = np.bincount(key_index, weights=keys[1], minlength=distinct_keys.size).astype(np.int64)
     return np.stack([distinct_keys, counts])
 
 
@@ -397,15 +397,17 @@ class ImplicitSteps:
 
     def _add_ticks(self, segment: Segment, lost: LostTime) -> None:
         """Record what was lost in every tenth of a second."""
-        at = np.arange(segment.start_ns // TICK_NS + 1, segment.end_ns // TICK_NS + 1) * TICK_NS
+        ticks_ns = (
+            np.arange(segment.start_ns // TICK_NS + 1, segment.end_ns // TICK_NS + 1) * TICK_NS
+        )
         before = np.concatenate(
-            [_sum_waits_before(lost, lost.lost_ns, at), lost.lost_ns.sum(keepdims=True)]
+            [_sum_waits_before(lost, lost.lost_ns, ticks_ns), lost.lost_ns.sum(keepdims=True)]
         )
         grown = np.diff(before, prepend=0)
         grown[0] += self._since_tick_ns
         self._since_tick_ns = int(grown[-1])
         self._ticks.append(grown[:-1])
-        self._ticks_count += at.size
+        self._ticks_count += ticks_ns.size
 
     def period(self) -> Period | None:
         """Return the period of the lost time of a rank without steps, in ticks."""
@@ -431,8 +433,8 @@ def _find_step_ends(rank: Rank, segment: Segment) -> tuple[Int, Int]:
     """Return end and number of the steps that ended in a segment."""
     steps = rank.main.get_spans(StepSpans)
     if steps is None:
-        none = np.zeros(0, np.int64)
-        return none, none
+        empty = np.zeros(0, np.int64)
+        return empty, empty
     rows = np.flatnonzero((steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns))
     rows = rows[np.argsort(steps.end_ns[rows], kind="stable")]
     number = steps.step[rows]
@@ -458,7 +460,9 @@ def _sum_waits_before(lost: LostTime, waited_ns: Int, t_ns: Int) -> Int:
         return np.zeros(t_ns.size, np.int64)
     before = np.concatenate([[0], np.cumsum(waited_ns)])
     row = np.searchsorted(lost.start_ns, t_ns, side="right") - 1
-    at = np.maximum(row, 0)
-    length = np.maximum(lost.end_ns - lost.start_ns, 1)[at]
-    part = np.clip((t_ns - lost.start_ns[at]) / length, 0.0, 1.0)
-    return np.where(row < 0, 0, before[at] + np.floor(waited_ns[at] * part).astype(np.int64))
+    clipped_row = np.maximum(row, 0)
+    length = np.maximum(lost.end_ns - lost.start_ns, 1)[clipped_row]
+    part = np.clip((t_ns - lost.start_ns[clipped_row]) / length, 0.0, 1.0)
+    return np.where(
+        row < 0, 0, before[clipped_row] + np.floor(waited_ns[clipped_row] * part).astype(np.int64)
+    )

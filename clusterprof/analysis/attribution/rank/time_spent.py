@@ -99,8 +99,8 @@ def _estimate_runnable_rates(rank: Rank, segment: Segment) -> tuple[Int, Float]:
     inside = t_ns[(t_ns > segment.start_ns) & (t_ns < segment.end_ns)]
     edges = np.concatenate([bounds[:1], inside, bounds[1:]])
     row = np.searchsorted(t_ns, edges[:-1], side="right") - 1
-    known = (row >= 0) & (row < ratio.size)
-    rate = np.where(known, ratio[np.clip(row, 0, ratio.size - 1)], 0.0)
+    is_sampled = (row >= 0) & (row < ratio.size)
+    rate = np.where(is_sampled, ratio[np.clip(row, 0, ratio.size - 1)], 0.0)
     quota = rank.chunk.series.get((signals.CGROUP_THROTTLED.name, ""))
     if quota is not None and rate.any():  # that is cpu-throttled and stays work
         length = np.maximum(np.diff(edges), 1)
@@ -187,12 +187,12 @@ class TimeSpent:
 
         used: int64[k], the categories of the rows of `at_arrive`.
         """
-        for at, key in enumerate(_list_keys(spans)):
+        for span_row, key in enumerate(_list_keys(spans)):
             before_ns, arrived = self._open.get(key, (0, None))
             if arrived is None:
                 arrived = np.zeros(self._spent.size, np.int64)
-                arrived[used] = at_arrive[:, at]
-            self._open[key] = before_ns + int(blocked_ns[at]), arrived
+                arrived[used] = at_arrive[:, span_row]
+            self._open[key] = before_ns + int(blocked_ns[span_row]), arrived
 
     def _add_open(
         self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int, used: Int
@@ -203,11 +203,13 @@ class TimeSpent:
         among them.
         """
         rows = np.flatnonzero(spans.start_ns < segment.start_ns)
-        for at, key in zip(rows.tolist(), _list_keys(spans.select(rows)) if rows.size else ()):
+        for span_row, key in zip(
+            rows.tolist(), _list_keys(spans.select(rows)) if rows.size else ()
+        ):
             before = self._open.pop(key, None)
             if before is not None:
-                blocked_ns[at] += before[0]
-                at_arrive[:, at] = before[1][used]
+                blocked_ns[span_row] += before[0]
+                at_arrive[:, span_row] = before[1][used]
 
     def confirm(self) -> None:
         """Take over provisional segments: another step has ended."""
@@ -236,14 +238,14 @@ def split_amounts(
     cause, in 1/SHARE_SCALE of the whole loss.
     """
     out: dict[int, Float] = {}
-    rest = own_ns.astype(np.float64)
+    remaining_ns = own_ns.astype(np.float64)
     for column, cause in enumerate(categories[:-2]):
         share = shares.get(cause)
         if share is not None and share.any():
             out[column] = np.minimum(own_ns, lost.lost_ns * (share / SHARE_SCALE))
-            rest -= out[column]
-    if rest.any():
-        out[len(categories) - 2] = rest
+            remaining_ns -= out[column]
+    if remaining_ns.any():
+        out[len(categories) - 2] = remaining_ns
     return out
 
 
@@ -356,11 +358,11 @@ class RunningSums:
         if not start.size:
             return np.zeros(t_ns.size, np.int64), np.zeros(t_ns.size)
         row = start.searchsorted(t_ns, "right") - 1
-        at = np.maximum(row, 0)
-        first = start[at]
-        part = np.minimum((t_ns - first) / np.maximum(end[at] - first, 1), 1.0)
+        clipped_row = np.maximum(row, 0)
+        first = start[clipped_row]
+        part = np.minimum((t_ns - first) / np.maximum(end[clipped_row] - first, 1), 1.0)
         part[row < 0] = 0.0  # before the first interval
-        return at, part
+        return clipped_row, part
 
     def _sum_evaluations(self, t_ns: Int) -> Int:
         """Return the time in evaluations before each time that was not lost, int64[m], ns."""
@@ -446,11 +448,11 @@ def _measure_ongoing(
         reach_ns = max(reach_ns, int(ended.end_ns[waits].max(initial=reach_ns)))
     blocked_ns = np.zeros(ongoing.start_ns.size, np.int64)
     covered_ns = segment.end_ns
-    for at in np.flatnonzero(ongoing.form != layout.ISSUE).tolist():
-        begin_ns = max(int(ongoing.start_ns[at]), reach_ns)
+    for span_row in np.flatnonzero(ongoing.form != layout.ISSUE).tolist():
+        begin_ns = max(int(ongoing.start_ns[span_row]), reach_ns)
         if begin_ns < covered_ns:
             first, last = until(np.array([begin_ns, covered_ns], np.int64)).tolist()
-            blocked_ns[at] = min(max(last - first, 0), covered_ns - begin_ns)
+            blocked_ns[span_row] = min(max(last - first, 0), covered_ns - begin_ns)
             covered_ns = begin_ns
     return blocked_ns
 
@@ -501,8 +503,8 @@ def _add_time_before_enclosed(
     starts = np.maximum(spans.start_ns, segment.start_ns).tolist()
     ends = spans.end_ns.tolist()
     lost_before = dict(zip([*starts, *ends], until(np.array([*starts, *ends])).tolist()))
-    for at, (start_ns, end_ns) in enumerate(zip(starts, ends)):
-        if not waits[at]:
+    for outer, (start_ns, end_ns) in enumerate(zip(starts, ends)):
+        if not waits[outer]:
             continue
         inner: list[tuple[int, int, list[int]]] = []
         while covered and covered[-1][1] > start_ns:
@@ -517,10 +519,10 @@ def _add_time_before_enclosed(
                     part_ns = min(max(room_ns, 0), left_ns)
                     blocked_ns[member] += part_ns
                     left_ns -= part_ns
-                blocked_ns[at] += left_ns
+                blocked_ns[outer] += left_ns
             before_ns = high_ns
         first_ns = min([start_ns, *(low_ns for low_ns, _, _ in inner)])
-        members = [at, *(member for _, _, known in inner for member in known)]
+        members = [outer, *(member for _, _, enclosed in inner for member in enclosed)]
         covered.append((first_ns, end_ns, members[:_MAX_INNER]))
 
 
@@ -537,9 +539,9 @@ def _make_lost_time_sum(lost: LostTime, rows: Int) -> Callable[[Int], Int]:
         row = np.searchsorted(start, t_ns, side="right") - 1
         if not start.size:
             return np.zeros(t_ns.size, np.int64)
-        at = np.maximum(row, 0)
-        part = np.clip((t_ns - start[at]) / np.maximum(length[at], 1), 0.0, 1.0)
-        lost_before = before[at] + np.floor(ns[at] * part).astype(np.int64)
+        clipped_row = np.maximum(row, 0)
+        part = np.clip((t_ns - start[clipped_row]) / np.maximum(length[clipped_row], 1), 0.0, 1.0)
+        lost_before = before[clipped_row] + np.floor(ns[clipped_row] * part).astype(np.int64)
         return np.where(row < 0, 0, lost_before)
 
     return until

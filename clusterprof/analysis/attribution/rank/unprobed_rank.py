@@ -91,11 +91,13 @@ def attribute_to_families(lost: LostTime, rank: Rank) -> dict[str, Int]:
         return {}
     around = get_read_context(rank.chunk)
     main = measure_thread_windows(thread, lost.start_ns, lost.end_ns, around)
-    known = ~np.isnan(main.on_cpu)
-    known &= ~np.isin(lost.phase, (PHASE_BUSY_WAIT, PHASE_SUSPECTED_BUSY_WAIT, PHASE_THROTTLED))
+    has_samples = ~np.isnan(main.on_cpu)
+    has_samples &= ~np.isin(
+        lost.phase, (PHASE_BUSY_WAIT, PHASE_SUSPECTED_BUSY_WAIT, PHASE_THROTTLED)
+    )
     idle = np.maximum(lost.lost_ns / np.maximum(lost.end_ns - lost.start_ns, 1), 1e-9)
     host = estimate_host_activity(rank, lost, around)
-    unclaimed = np.where(known, 1.0, 0.0)
+    unclaimed = np.where(has_samples, 1.0, 0.0)
     out: dict[str, Float] = {}
 
     def claim(name: str, share: Float) -> None:
@@ -166,12 +168,12 @@ def _estimate_loading(rank: Rank, lost: LostTime, around: ReadContext) -> tuple[
         inside, around_it = measured
         work = np.nan_to_num(inside.active)
         never_rests = np.nan_to_num(around_it.active) >= LOADER_BUSY_RATIO
-        chosen = (work >= best) & (never_rests | _has_idle_preference(lost, process, work, around))
-        best = np.where(chosen, work, best)
+        is_best = (work >= best) & (never_rests | _has_idle_preference(lost, process, work, around))
+        best = np.where(is_best, work, best)
         part = np.maximum(work, 1e-9)
         loading = np.nan_to_num(inside.storage + inside.reading)
-        storage = np.where(chosen, loading / part, storage)
-        cpu = np.where(chosen, np.maximum(work - loading, 0.0) / part, cpu)
+        storage = np.where(is_best, loading / part, storage)
+        cpu = np.where(is_best, np.maximum(work - loading, 0.0) / part, cpu)
     return storage, cpu
 
 
@@ -203,8 +205,8 @@ def _has_idle_preference(
     if idle_ns <= 0 or idle_ns >= all_ns:
         return False
     worked_ns = (work * length)[idle].sum()
-    rest = (in_all * all_ns - worked_ns) / (all_ns - idle_ns)
-    return bool(worked_ns / idle_ns - rest >= LOADER_PREFERENCE_RATIO)
+    busy_rate = (in_all * all_ns - worked_ns) / (all_ns - idle_ns)
+    return bool(worked_ns / idle_ns - busy_rate >= LOADER_PREFERENCE_RATIO)
 
 
 ASLEEP, SENDING, BUSY_WAIT = "asleep", "sending", "spinning"  # reason ids in the ledger
@@ -293,8 +295,8 @@ def subtract_sleep(rank: Rank, lost: LostTime, startup: Float) -> Float:
     return startup * (1.0 - estimate_sleep(rank, lost, startup > 0)[0])
 
 
-def estimate_sleep(rank: Rank, lost: LostTime, chosen: NDArray[np.bool_]) -> tuple[Float, Float]:
-    """Estimate which part of the chosen intervals the host slept in unmarked operations.
+def estimate_sleep(rank: Rank, lost: LostTime, selected: NDArray[np.bool_]) -> tuple[Float, Float]:
+    """Estimate which part of the selected intervals the host slept in unmarked operations.
 
     Also returns the part in which it certainly slept while its device idled; float64[n]
     each, 0 to 1. Of 100 ns with 20 idle and 90 asleep: all of it, and (20 + 90 - 100) / 20.
@@ -304,7 +306,7 @@ def estimate_sleep(rank: Rank, lost: LostTime, chosen: NDArray[np.bool_]) -> tup
     if thread is None or not has_peers(rank) or has_marked_operations(rank):
         return out, certain
     inside = lost.phase == (PHASE_COMPUTE if rank.marked else PHASE_NONE)
-    rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & chosen)
+    rows = np.flatnonzero(inside & (lost.source == SOURCE_DEVICE_SAMPLES) & selected)
     if rows.size:
         start, end = lost.start_ns[rows], lost.end_ns[rows]
         asleep = estimate_activity(rank.main, start, end, get_read_context(rank.chunk))[:, UNKNOWN]

@@ -89,12 +89,12 @@ def sum_utilization(
         sums[NO_SM_ACTIVITY, 0] = work.sum()
     else:
         sums |= _sum_activity(ratio, sampled_ns, length, busy, work, clean)
-    for what, name in MEAN_SIGNALS.items():
+    for signal, name in MEAN_SIGNALS.items():
         mean = readings.ratio(name)
         if mean is not None:
             measured = clean & ~np.isnan(mean)
-            sums[what, 0] = np.rint(mean[measured] * sampled_ns[measured]).sum()
-            sums[what + KNOWN_SUFFIX, 0] = work[measured].sum()
+            sums[signal, 0] = np.rint(mean[measured] * sampled_ns[measured]).sum()
+            sums[signal + KNOWN_SUFFIX, 0] = work[measured].sum()
     _sum_power(sums, readings, length, busy, clean)
     _count_memory_levels(sums, readings, length)
     _sum_host_time(sums, rank, windows, clean & (work > 0))
@@ -122,10 +122,10 @@ class _DeviceReadings:
             t_ns = series.t_ns
             row = np.minimum(t_ns.searchsorted(self._end_ns, "left"), t_ns.size - 1)
             late = t_ns[row] - self._end_ns
-            none = np.where((late < 0) | (late > SNAPSHOT_VALID_NS), np.nan, 0.0)
-            self._rows = t_ns, row, none
-        _, row, none = self._rows
-        return series.values[row] + none
+            missing = np.where((late < 0) | (late > SNAPSHOT_VALID_NS), np.nan, 0.0)
+            self._rows = t_ns, row, missing
+        _, row, missing = self._rows
+        return series.values[row] + missing
 
     def ratio(self, name: str) -> Float | None:
         """Return readings of a share; impossible values become NaN."""
@@ -142,17 +142,17 @@ def _sum_activity(
     ratio: Float, sampled_ns: Int, length: Int, busy: Int, work: Int, clean: Bool
 ) -> UtilizationSums:
     """Sum SM activity; sampled_ns is the length of each window when it was sampled."""
-    known = ~np.isnan(ratio)
+    is_known = ~np.isnan(ratio)
     active = np.rint(np.nan_to_num(ratio) * sampled_ns).astype(np.int64)
     sums = {
-        (NO_READING, 0): work[~known].sum(),
+        (NO_READING, 0): work[~is_known].sum(),
         (SM, 0): np.minimum(active, length).sum(),  # 0 where it is not known
-        (SM_KNOWN, 0): length[known].sum(),
+        (SM_KNOWN, 0): length[is_known].sum(),
     }
     # Where it busy-waited too, its work is assumed to have been as full as possible.
     active = np.where(clean, active, np.minimum(active, work))
-    sums[WORK, 0], sums[ACTIVE, 0] = work[known].sum(), active.sum()
-    level = clean & known & (busy > 0) & (busy >= _MIN_BUSY_RATIO * length)
+    sums[WORK, 0], sums[ACTIVE, 0] = work[is_known].sum(), active.sum()
+    level = clean & is_known & (busy > 0) & (busy >= _MIN_BUSY_RATIO * length)
     percent = np.rint(100 * active[level] / busy[level])
     _count_levels(sums, LEVEL, np.minimum(percent, 100).astype(np.int64), work[level])
     return sums
@@ -164,17 +164,17 @@ def _get_sampled_lengths(all_windows: DeviceWindows, windows: DeviceWindows) -> 
     return (all_windows.end_ns - all_windows.start_ns)[np.minimum(row, all_windows.end_ns.size - 1)]
 
 
-def _count_levels(sums: UtilizationSums, what: str, levels: Int, ns: Int) -> None:
+def _count_levels(sums: UtilizationSums, signal: str, levels: Int, ns: Int) -> None:
     """Add a histogram of small levels: how long each was seen."""
     if not levels.size:
         return
     low, high = int(levels.min()), int(levels.max())
     if low == high:
-        sums[what, low] = int(ns.sum())
+        sums[signal, low] = int(ns.sum())
         return
     total = np.bincount(levels, ns)  # whole numbers, far below 2**53
     (nonzero,) = total.nonzero()
-    sums.update({(what, level): int(total[level]) for level in nonzero.tolist()})
+    sums.update({(signal, level): int(total[level]) for level in nonzero.tolist()})
 
 
 def _sum_power(
@@ -190,9 +190,9 @@ def _sum_power(
     drawn = (watts >= 0) & (limit > 0)
     at_work, at_rest = drawn & clean & (busy > 0), drawn & (busy == 0)
     parts = (POWER, watts, at_work), (IDLE_POWER, watts, at_rest), (POWER_LIMIT, limit, drawn)
-    for what, values, chosen in parts:
-        sums[what, 0] = np.rint(values[chosen] * length[chosen]).sum()
-        sums[what + KNOWN_SUFFIX, 0] = length[chosen].sum()
+    for signal, values, selected in parts:
+        sums[signal, 0] = np.rint(values[selected] * length[selected]).sum()
+        sums[signal + KNOWN_SUFFIX, 0] = length[selected].sum()
     sums[POWER_BUSY, 0] = busy[at_work].sum()
 
 
@@ -211,22 +211,24 @@ def _count_memory_levels(sums: UtilizationSums, readings: _DeviceReadings, lengt
         sums[MEMORY_TOTAL, int(total.max())] = int(ns.sum())
 
 
-def _sum_host_time(sums: UtilizationSums, rank: Rank, windows: DeviceWindows, chosen: Bool) -> None:
+def _sum_host_time(
+    sums: UtilizationSums, rank: Rank, windows: DeviceWindows, selected: Bool
+) -> None:
     """Sum how long the main thread ran outside marked waits, and the time outside them.
 
     While it waits for the device it may poll, which is not launching; without marks the two cannot
     be distinguished.
     """
     thread = rank.main.threads.get(rank.pid)
-    if thread is None or not rank.marked or not chosen.any():
+    if thread is None or not rank.marked or not selected.any():
         return
-    start, end = windows.start_ns[chosen], windows.end_ns[chosen]
+    start, end = windows.start_ns[selected], windows.end_ns[selected]
     ran = compute_column_increase(thread.t_ns, thread.on_cpu_ns, start, end)
-    known = ~np.isnan(ran)
+    is_known = ~np.isnan(ran)
     waits = [(t.start_ns, t.end_ns) for kind in _WAITS if (t := get_spans(rank, kind)) is not None]
     outside = end - start - (measure_overlap((start, end), merge_intervals(*waits)) if waits else 0)
     outside = np.maximum(outside - measure_device_sync(rank, start, end), 0)
     ran_outside = measure_increase_outside_waits(rank, "on_cpu_ns", start, end)
     ran = np.clip(ran if ran_outside is None else ran_outside, 0, outside)
-    sums[HOST, 0] = int(np.rint(ran[known]).sum())
-    sums[HOST + KNOWN_SUFFIX, 0] = int(np.rint(outside[known]).sum())
+    sums[HOST, 0] = int(np.rint(ran[is_known]).sum())
+    sums[HOST + KNOWN_SUFFIX, 0] = int(np.rint(outside[is_known]).sum())

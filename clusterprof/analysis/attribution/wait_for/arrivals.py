@@ -82,11 +82,11 @@ def take_rows(columns: list[Int], rows: Int) -> ArrivalRows:
 
 def make_empty_rows(categories: int) -> ArrivalRows:
     """Return an empty table of arrivals, the state before the first block."""
-    none = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
     wide = np.zeros((categories, 0), np.int64)
     return ArrivalRows(
         *(
-            wide if field.name in ("at_arrive", "at_leave") else none
+            wide if field.name in ("at_arrive", "at_leave") else empty
             for field in fields(ArrivalRows)
         )
     )
@@ -161,7 +161,7 @@ def append_block_rows(
     at_arrive, at_leave: int64[n, K], ns. shortest: int64[operations], ns.
     """
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
-    none = np.zeros(op.size, np.int64)
+    zeros = np.zeros(op.size, np.int64)
     wait = np.maximum(ops.blocked_ns - np.where(has_unrecorded_member(ops), 0, shortest)[op], 0)
     new = ArrivalRows(
         op + first_number,
@@ -173,13 +173,13 @@ def append_block_rows(
         ops.blocked_ns - wait,
         np.ascontiguousarray(at_arrive.T),
         np.ascontiguousarray(at_leave.T),
-        none,
-        none,
-        none,
-        none,
-        none,
-        none,
-        ops.on_device.astype(np.int64) if ops.on_device.size else none,
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        ops.on_device.astype(np.int64) if ops.on_device.size else zeros,
     )
     if not old.op.size:
         return new
@@ -207,8 +207,8 @@ def build_arrival_index(rows: ArrivalRows, first_new: int, ranks: int) -> Arriva
     if (leave[1:] < leave[:-1])[~starts_rank[1:]].any():  # asynchronous: left in another order
         by_rank = np.lexsort((rows.op, rows.leave_ns, rows.rank))
         leave = rows.leave_ns[by_rank]
-    place = np.empty_like(by_rank)
-    place[by_rank] = np.arange(n)
+    position = np.empty_like(by_rank)
+    position[by_rank] = np.arange(n)
     rows = _sum_per_rank(rows, by_rank, starts_rank, first_new)
     last_left = _find_last_left(rows.arrive_ns[by_rank], leave, starts_rank)
     left_before = np.empty_like(last_left)
@@ -220,7 +220,7 @@ def build_arrival_index(rows: ArrivalRows, first_new: int, ranks: int) -> Arriva
         first_new,
         ranks,
         by_rank,
-        place,
+        position,
         left_before,
         by_group,
         previous,
@@ -241,12 +241,12 @@ def order_by_group(group: Int, groups: int) -> Int:
 
 
 def _find_previous_rows(rows: ArrivalRows, by_group: Int, group: Int) -> Int:
-    now, last = by_group[1:], by_group[:-1]
+    current, last = by_group[1:], by_group[:-1]
     rank, ordinal = rows.rank[by_group], rows.ordinal[by_group]
-    same = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1])
-    same &= ordinal[1:] - ordinal[:-1] <= MAX_LOOK_BACK_OPERATIONS
+    is_same = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1])
+    is_same &= ordinal[1:] - ordinal[:-1] <= MAX_LOOK_BACK_OPERATIONS
     previous = np.full(by_group.size, -1, np.int64)
-    previous[now[same]] = last[same]
+    previous[current[is_same]] = last[is_same]
     return previous
 
 
@@ -276,10 +276,10 @@ def _sum_per_rank(
     head = by_rank[heads]
     old = head < first_new
 
-    def running_sum(value: Int, so_far: Int) -> Int:
-        mine = value[by_rank]
-        sums = np.cumsum(mine)
-        begin = np.where(old, so_far[head], mine[heads])
+    def running_sum(value: Int, sum_before: Int) -> Int:
+        sorted_value = value[by_rank]
+        sums = np.cumsum(sorted_value)
+        begin = np.where(old, sum_before[head], sorted_value[heads])
         sums += np.repeat(begin - sums[heads], length)
         out = np.empty_like(sums)
         out[by_rank] = sums
@@ -307,14 +307,14 @@ def select_kept_rows(index: ArrivalIndex) -> Int:
     rows, order = index.rows, index.by_group
     back = MAX_GROUP_OPERATIONS_BACK + 1
     rank, label = rows.rank[order], index.group[index.operation_of_row[order]]
-    same = np.zeros(order.size, np.bool_)
-    same[:-back] = (rank[:-back] == rank[back:]) & (label[:-back] == label[back:])
+    has_later = np.zeros(order.size, np.bool_)
+    has_later[:-back] = (rank[:-back] == rank[back:]) & (label[:-back] == label[back:])
     last = np.zeros(index.ranks, np.int64)
     ends_rank = np.flatnonzero(np.append(np.diff(rows.rank[index.by_rank]) != 0, True))
     ends = index.by_rank[ends_rank]
     last[rows.rank[ends]] = rows.ordinal[ends]
     oldest = last.copy()
-    latest = order[~same]  # the last few of each process group
+    latest = order[~has_later]  # the last few of each process group
     np.minimum.at(oldest, rows.rank[latest], rows.ordinal[latest])
     # One more: its sums are where the next block begins.
     oldest = np.where(

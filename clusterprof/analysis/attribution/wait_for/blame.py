@@ -164,9 +164,9 @@ def measure_last_arrivals(ops: Operations, shortest: Int, last: Int) -> tuple[In
     stay = ops.leave_ns - ops.arrive_ns
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     longest = np.maximum.reduceat(stay, ops.first[:-1])
-    others = stay.copy()
-    others[last] = np.iinfo(np.int64).max
-    second = np.minimum.reduceat(others, ops.first[:-1])
+    stay_of_peers = stay.copy()
+    stay_of_peers[last] = np.iinfo(np.int64).max
+    second = np.minimum.reduceat(stay_of_peers, ops.first[:-1])
     single = np.diff(ops.first) < 2
     late = 2 * (stay - shortest[op]) < (longest - shortest)[op]
     late[last] = False
@@ -330,8 +330,8 @@ def blame_waits(
 
 
 def _make_first_carry_over(columns: int) -> BlameCarryOver:
-    none = np.zeros(0, np.int64)
-    return BlameCarryOver(make_empty_rows(columns), BlameEntries(none, none, none), 0)
+    empty = np.zeros(0, np.int64)
+    return BlameCarryOver(make_empty_rows(columns), BlameEntries(empty, empty, empty), 0)
 
 
 def _get_cause_index(width: int, name: str) -> int:
@@ -375,17 +375,20 @@ def _attribute_waits(
     key = ((culprit + 1) * width)[row]
     key[cause == _get_cause_index(width, TRANSFER)] = 0  # no culprit
     key[(cause == _get_cause_index(width, UNKNOWN)) & waited_elsewhere[row]] = 0
-    own = BlameEntries(waiting[row], key + cause, ns)
-    parts = [carry_over.entries, own]
+    entries = BlameEntries(waiting[row], key + cause, ns)
+    parts = [carry_over.entries, entries]
     if has_unrecorded_member(ops).any():
         parts.append(_blame_unrecorded_members(index, waiting, wait, width))
-    own = _concat_entries(*parts)
-    blame_table = chains.BlameTable(own, rows.op.size)
-    kept = np.flatnonzero(propagated_ns)
+    entries = _concat_entries(*parts)
+    blame_table = chains.BlameTable(entries, rows.op.size)
+    propagating = np.flatnonzero(propagated_ns)
     chains.propagate_blame(
         index,
         chains.PropagatedShares(
-            waiting[kept], propagated_ns[kept], late[kept], wait_pairs.late_since[kept]
+            waiting[propagating],
+            propagated_ns[propagating],
+            late[propagating],
+            wait_pairs.late_since[propagating],
         ),
         blame_table,
         _get_cause_index(width, UNKNOWN),
@@ -415,12 +418,12 @@ def _check_context(rows: ArrivalRows, pairs: WaitPairs, first_ordinal: int) -> t
     """
     if not first_ordinal:
         return False, False
-    known = pairs.waiting_since >= 0
+    has_common_leave = pairs.waiting_since >= 0
     has_wait_before_context = any(
-        bool((rows.ordinal[since[known]] < first_ordinal).any())
+        bool((rows.ordinal[since[has_common_leave]] < first_ordinal).any())
         for since in (pairs.waiting_since, pairs.late_since)
     )
-    waiting, late = (rows.ordinal[side[~known]] for side in (pairs.waiting, pairs.late))
+    waiting, late = (rows.ordinal[side[~has_common_leave]] for side in (pairs.waiting, pairs.late))
     near = np.maximum(waiting, late) - first_ordinal <= MAX_LOOK_BACK_OPERATIONS
     return has_wait_before_context, bool(near.any())
 
@@ -459,26 +462,26 @@ def _split_waits_by_excess(
     Returns the part to propagate, the part that comes only from leaving at different times,
     and (cause, ns) of each share.
     """
-    which, more = late_rank_excess.compute_excess(
+    which, excess_ns = late_rank_excess.compute_excess(
         index, pairs, compute_device_delay(index.rows, pairs, wait)
     )
-    shares = late_rank_excess.split_waits(wait, more)
+    shares = late_rank_excess.split_waits(wait, excess_ns)
     work = len(index.rows.at_arrive) - 1
     width = work + len(BLAME_CAUSES)
-    rest = wait - shares.sum(axis=0)  # what nothing explains
+    unexplained_ns = wait - shares.sum(axis=0)  # what nothing explains
     propagated_ns = np.zeros(wait.size, np.int64)
     out: list[tuple[int, Int]] = []
-    for column, share, extra in zip(which.tolist(), shares, more):
+    for column, share, extra in zip(which.tolist(), shares, excess_ns):
         if column < work:
             out.append((column, share))
         elif column == work:
-            at = np.flatnonzero(share)
-            extra = extra[at]
+            share_rows = np.flatnonzero(share)
+            extra = extra[share_rows]
             due = late_rank_excess.estimate_expected_work(
-                index, usual_work, pairs.take(at), point_to_point[at], extra
+                index, usual_work, pairs.take(share_rows), point_to_point[share_rows], extra
             )
             usual = np.zeros(wait.size, np.int64)
-            usual[at] = np.rint(share[at] * (due / extra))
+            usual[share_rows] = np.rint(share[share_rows] * (due / extra))
             out += [
                 (_get_cause_index(width, SLOW_COMPUTE), share - usual),
                 (_get_cause_index(width, IMBALANCE), usual),
@@ -487,9 +490,9 @@ def _split_waits_by_excess(
             out.append((_get_cause_index(width, TRANSFER), share))
         else:
             propagated_ns = share
-    skew_ns = np.minimum(rest, compute_leave_skew(index.rows, pairs, wait))
+    skew_ns = np.minimum(unexplained_ns, compute_leave_skew(index.rows, pairs, wait))
     out += [
-        (_get_cause_index(width, UNKNOWN), rest - skew_ns),
+        (_get_cause_index(width, UNKNOWN), unexplained_ns - skew_ns),
         (_get_cause_index(width, TRANSFER), skew_ns),
     ]
     return propagated_ns, skew_ns, out
@@ -499,14 +502,14 @@ def _group_shares_by_row(shares: list[tuple[int, Int]], rows: int) -> tuple[Int,
     """Return (row, cause, ns) of all shares that are not 0, sorted by row."""
     nonzero = [np.flatnonzero(ns) for _, ns in shares]
     size = np.zeros(rows, np.int64)
-    for at in nonzero:
-        size[at] += 1
+    for share_rows in nonzero:
+        size[share_rows] += 1
     next_slot = size.cumsum() - size
     names, amounts = np.empty((2, int(size.sum())), np.int64)
-    for (name, ns), at in zip(shares, nonzero):
-        slot = next_slot[at]
-        names[slot], amounts[slot] = name, ns[at]
-        next_slot[at] += 1
+    for (name, ns), share_rows in zip(shares, nonzero):
+        slot = next_slot[share_rows]
+        names[slot], amounts[slot] = name, ns[share_rows]
+        next_slot[share_rows] += 1
     return np.repeat(np.arange(rows), size), names, amounts
 
 
@@ -523,12 +526,12 @@ def _select_kept_entries(keep: Int, rows: int, entries: BlameEntries) -> BlameEn
     number = np.full(rows, -1, np.int64)
     number[keep] = np.arange(keep.size)
     row = number[entries.row]
-    kept = np.flatnonzero(row >= 0)
-    return BlameEntries(row[kept], entries.key[kept], entries.ns[kept])
+    kept_entries = np.flatnonzero(row >= 0)
+    return BlameEntries(row[kept_entries], entries.key[kept_entries], entries.ns[kept_entries])
 
 
 def _make_empty_block() -> BlockBlame:
-    none = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
     return BlockBlame(
-        none, none, none, none, none, none, none, none, none, np.zeros((0, 0), np.int64)
+        empty, empty, empty, empty, empty, empty, empty, empty, empty, np.zeros((0, 0), np.int64)
     )

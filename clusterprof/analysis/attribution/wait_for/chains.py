@@ -76,8 +76,12 @@ class BlameTable:
     def get_entries(self, rows: Int) -> tuple[Int, Int, Int]:
         """Return (index into rows, key, ns) of all entries of the rows."""
         both = np.concatenate([rows, rows + self._rows])
-        which, at = expand_ranges(self._begin[both], self._end[both])
-        return np.where(which < rows.size, which, which - rows.size), self._key[at], self._ns[at]
+        which, entry = expand_ranges(self._begin[both], self._end[both])
+        return (
+            np.where(which < rows.size, which, which - rows.size),
+            self._key[entry],
+            self._ns[entry],
+        )
 
     def concat_entries(self) -> BlameEntries:
         """Return all entries, sorted by row."""
@@ -113,9 +117,9 @@ def propagate_blame(
     begin = np.where(shares.since < 0, first, index.place[shares.since] + 1)
     earlier_waits = _find_earlier_waits(index, shares, begin)
     end = np.maximum(index.left_before[shares.late] + 1, begin)
-    place = index.place[shares.row] + 1
+    position = index.place[shares.row] + 1
     pending = np.zeros(index.by_rank.size + 1, np.int64)
-    pending[place] = 1
+    pending[position] = 1
     remaining = np.arange(shares.row.size)
     while remaining.size:
         before = np.cumsum(pending)
@@ -125,7 +129,7 @@ def propagate_blame(
             ready = op == op.min()
         batch = remaining[ready]
         _propagate_batch(blame_table, shares, earlier_waits, batch, no_culprit, keys)
-        pending[place[batch]] = 0
+        pending[position[batch]] = 0
         remaining = remaining[~ready]
 
 
@@ -146,8 +150,8 @@ class _EarlierWaits(NamedTuple):
 def _find_earlier_waits(index: ArrivalIndex, shares: PropagatedShares, begin: Int) -> _EarlierWaits:
     base = index.by_rank.size + 1
     codes, range_of_share = np.unique(shares.late * base + begin, return_inverse=True)
-    number, place = expand_ranges(codes % base, index.left_before[codes // base] + 1)
-    row = index.by_rank[place]
+    number, position = expand_ranges(codes % base, index.left_before[codes // base] + 1)
+    row = index.by_rank[position]
     waited = np.flatnonzero(index.rows.wait_ns[row] > 0)
     number, row = number[waited], row[waited]
     first = np.searchsorted(number, np.arange(codes.size + 1))
@@ -168,10 +172,10 @@ def _propagate_batch(
     used[range_of_share] = True
     used_ranges = np.flatnonzero(used)
     number = np.cumsum(used) - 1
-    range_of_row, at = expand_ranges(
+    range_of_row, row_index = expand_ranges(
         earlier_waits.first[used_ranges], earlier_waits.first[used_ranges + 1]
     )
-    which, key, ns = blame_table.get_entries(earlier_waits.row[at])
+    which, key, ns = blame_table.get_entries(earlier_waits.row[row_index])
     range_index, key, ns = _sum_by_group(range_of_row[which], key, ns, keys)
     count = np.bincount(range_index, minlength=used_ranges.size)
     ratio = ns / np.bincount(range_index, weights=ns, minlength=used_ranges.size)[range_index]
@@ -180,27 +184,29 @@ def _propagate_batch(
     first, count = first[of_batch], count[of_batch]
     share, entry = expand_ranges(first, first + count)
     exact = wanted[share] * ratio[entry]
-    whole = exact.astype(np.int64)
-    allocated = np.bincount(share, weights=whole, minlength=wanted.size).astype(np.int64)
+    whole_ns = exact.astype(np.int64)
+    allocated = np.bincount(share, weights=whole_ns, minlength=wanted.size).astype(np.int64)
     short = (allocated != wanted) & (count > 0)
     if short.any():
         incomplete = np.flatnonzero(short[share])
-        rest = exact[incomplete] - whole[incomplete]
-        whole[incomplete] += _allocate_remainders(share[incomplete], rest, wanted - allocated)
+        remainder = exact[incomplete] - whole_ns[incomplete]
+        whole_ns[incomplete] += _allocate_remainders(
+            share[incomplete], remainder, wanted - allocated
+        )
     key = key[entry]
     if not count.all():
         empty = np.flatnonzero(count == 0)
         share = np.concatenate([share, empty])
         key = np.concatenate([key, np.full(empty.size, no_culprit)])
-        whole = np.concatenate([whole, wanted[empty]])
+        whole_ns = np.concatenate([whole_ns, wanted[empty]])
         order = np.argsort(share, kind="stable")
-        share, key, whole = share[order], key[order], whole[order]
-    if not whole.all():
-        nonzero = np.flatnonzero(whole)
-        share, key, whole = share[nonzero], key[nonzero], whole[nonzero]
+        share, key, whole_ns = share[order], key[order], whole_ns[order]
+    if not whole_ns.all():
+        nonzero = np.flatnonzero(whole_ns)
+        share, key, whole_ns = share[nonzero], key[nonzero], whole_ns[nonzero]
     rows = shares.row[batch]
     count = np.bincount(share, minlength=rows.size)
-    blame_table.add(BlameEntries(rows[share], key, whole), rows, count)
+    blame_table.add(BlameEntries(rows[share], key, whole_ns), rows, count)
 
 
 def _sum_by_group(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, Int]:
@@ -212,31 +218,31 @@ def _sum_by_group(group: Int, key: Int, ns: Int, keys: int) -> tuple[Int, Int, I
     code = code[order]
     starts = np.ones(code.size, np.bool_)
     np.not_equal(code[1:], code[:-1], out=starts[1:])
-    at = np.flatnonzero(starts)
-    code = code[at]
+    begins = np.flatnonzero(starts)
+    code = code[begins]
     group = code // keys
-    return group, code - group * keys, np.add.reduceat(ns[order], at)
+    return group, code - group * keys, np.add.reduceat(ns[order], begins)
 
 
-def _allocate_remainders(share: Int, rest: Float, missing: Int) -> Int:
+def _allocate_remainders(share: Int, remainder: Float, missing: Int) -> Int:
     """Return the correction of each entry so that the entries of each share add up to it.
 
-    share is ascending, missing is by share; the entry with the largest rest is corrected
+    share is ascending, missing is by share; the entry with the largest remainder is corrected
     first.
     """
     out = np.zeros(share.size, np.int64)
-    place = np.arange(share.size)
+    position = np.arange(share.size)
     while share.size:
         starts = np.flatnonzero(np.concatenate([_TRUE, share[1:] != share[:-1]]))
         size = np.diff(starts, append=share.size)
-        best = np.flatnonzero(rest == np.maximum.reduceat(rest, starts).repeat(size))
-        own = share[best]
-        best = best[np.concatenate([_TRUE, own[1:] != own[:-1]])]
-        own = share[best]
-        step = np.sign(missing[own])
-        out[place[best]] += step
-        rest[best] -= 2.0
-        missing[own] -= step
-        more = np.flatnonzero(missing[share])
-        share, rest, place = share[more], rest[more], place[more]
+        best = np.flatnonzero(remainder == np.maximum.reduceat(remainder, starts).repeat(size))
+        share_of_best = share[best]
+        best = best[np.concatenate([_TRUE, share_of_best[1:] != share_of_best[:-1]])]
+        share_of_best = share[best]
+        step = np.sign(missing[share_of_best])
+        out[position[best]] += step
+        remainder[best] -= 2.0
+        missing[share_of_best] -= step
+        incomplete = np.flatnonzero(missing[share])
+        share, remainder, position = share[incomplete], remainder[incomplete], position[incomplete]
     return out

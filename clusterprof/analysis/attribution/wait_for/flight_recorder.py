@@ -188,9 +188,9 @@ class FlightRecorderComparison:
         rows = np.flatnonzero(is_joined[op])
         rank, arrive_ns = ops.rank[rows], ops.arrive_ns[rows]
         for number in np.unique(rank).tolist():
-            mine = np.flatnonzero(rank == number)
+            rank_rows = np.flatnonzero(rank == number)
             offset = self._table.by_rank[number].clock_offset
-            arrive_ns[mine] += _compute_offset_ns(offset, arrive_ns[mine])
+            arrive_ns[rank_rows] += _compute_offset_ns(offset, arrive_ns[rank_rows])
         begin_ns = arrive_ns + (ops.leave_ns - ops.blocked_ns - ops.arrive_ns)[rows]
         blocked_ns = ops.blocked_ns[rows]
         last_ns, last_rank = self._table.last_ns[key[rows]], self._table.last_rank[key[rows]]
@@ -243,9 +243,13 @@ class FlightRecorderComparison:
                 continue
             label = combine_labels(ops.process_group[op[rows]], kind[op[rows]])
             for value in np.unique(label).tolist():
-                mine = rows[label == value]
-                key[mine] = self._match_rows(
-                    rank, value, int(kind[op[mine[0]]]), ops.arrive_ns[mine], ops.leave_ns[mine]
+                rows_of_label = rows[label == value]
+                key[rows_of_label] = self._match_rows(
+                    rank,
+                    value,
+                    int(kind[op[rows_of_label[0]]]),
+                    ops.arrive_ns[rows_of_label],
+                    ops.leave_ns[rows_of_label],
                 )
             is_covered[rows] = ops.leave_ns[rows] >= issued.created_ns[0]
         key[~is_usable] = _NO_ENTRY
@@ -270,10 +274,10 @@ class FlightRecorderComparison:
         first_within = np.searchsorted(created_ns, arrive_ns, side="left")
         last_within = np.searchsorted(created_ns, leave_ns, side="right") - 1
         is_begun = (first_within > last_within) | (kind == layout.GRADIENTS)
-        at = np.clip(np.where(is_begun, last_within, first_within), 0, rows.size - 1)
-        fits = (created_ns[at] <= leave_ns) & (created_ns[at] >= latest_ns[:-1])
+        position = np.clip(np.where(is_begun, last_within, first_within), 0, rows.size - 1)
+        fits = (created_ns[position] <= leave_ns) & (created_ns[position] >= latest_ns[:-1])
         fits |= ~is_begun
-        return np.where(fits, issued.key[rows[at]], _NO_ENTRY)
+        return np.where(fits, issued.key[rows[position]], _NO_ENTRY)
 
 
 def describe_comparison(
@@ -287,21 +291,23 @@ def describe_comparison(
         return ()
     if comparison is None or not comparison.operations:
         return (_NOT_JOINED,)
-    theirs, ours = comparison.wait_ns
+    recorder_waits_ns, clusterprof_waits_ns = comparison.wait_ns
     ratios = comparison.list_difference_ratios()
     blocked_ns, behind_ns = int(comparison.blocked_ns.sum()), comparison.behind_ns
-    theirs_ns, ours_ns = int(theirs.sum()), int(ours.sum())
+    theirs_ns, ours_ns = int(recorder_waits_ns.sum()), int(clusterprof_waits_ns.sum())
     waits = _compare_times(theirs_ns, ours_ns)
     if behind_ns >= _MIN_BEHIND_RATIO * theirs_ns > 0:
         waits += f", of it {format_quantity(behind_ns, 'ns')} while that rank worked on"
     transfers = _compare_times(blocked_ns - theirs_ns, blocked_ns - ours_ns)
-    named = sorted(ratios, key=lambda rank: (-int(theirs[rank]), rank))[:_MAX_NAMED_RANKS]
+    named = sorted(ratios, key=lambda rank: (-int(recorder_waits_ns[rank]), rank))[
+        :_MAX_NAMED_RANKS
+    ]
     by_rank = "; ".join(
         f"rank {comparison.global_rank[rank]} waited "
-        + _compare_times(int(theirs[rank]), int(ours[rank]))
+        + _compare_times(int(recorder_waits_ns[rank]), int(clusterprof_waits_ns[rank]))
         for rank in sorted(named)
     )
-    same = comparison.same_last_ns / max(theirs_ns, 1)
+    same_ratio = comparison.same_last_ns / max(theirs_ns, 1)
     verdict = "agrees" if _is_agreement(comparison) else "does not agree"
     percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
@@ -309,7 +315,7 @@ def describe_comparison(
         f" in {comparison.operations:,} operations of {len(ratios)} ranks ({percent:.0f} % of the"
         f" time in operations); largest difference"
         f" {100 * max(ratios.values(), default=0.0):.1f} % of a rank's time; the same last rank in"
-        f" {100 * same:.0f} % of the wait ({by_rank})",
+        f" {100 * same_ratio:.0f} % of the wait ({by_rank})",
     )
 
 

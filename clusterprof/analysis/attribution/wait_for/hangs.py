@@ -62,11 +62,11 @@ def find_hangs(
     since = {entry.rank: entry.since_ns for entry in stuck}
     reached = {rank: _find_reachable(rank, waits_for) for rank in waits_for}
     waiting_by_roots: dict[tuple[int, ...], set[int]] = {}
-    complete = {present[rank] for rank, others in waits_for.items() if not others}
-    for rank, others in reached.items():
+    complete = {present[rank] for rank, awaited in waits_for.items() if not awaited}
+    for rank, awaited in reached.items():
         if present[rank] in complete:
             waiting_by_roots.setdefault(present[rank], set()).add(rank)
-        for root in others:
+        for root in awaited:
             if root not in waits_for:
                 waiting_by_roots.setdefault((root,), set()).add(rank)
             elif present[root] in complete:
@@ -106,11 +106,11 @@ def _find_absent_members(
 
 def _find_reachable(rank: int, waits_for: Mapping[int, frozenset[int]]) -> set[int]:
     """Return all ranks that a rank waits for, directly or through others."""
-    seen: set[int] = set()
+    reachable: set[int] = set()
     pending = list(waits_for[rank])
     while pending:
-        other = pending.pop()
-        if other not in seen:
-            seen.add(other)
-            pending.extend(waits_for.get(other, ()))
-    return seen
+        peer = pending.pop()
+        if peer not in reachable:
+            reachable.add(peer)
+            pending.extend(waits_for.get(peer, ()))
+    return reachable

@@ -91,9 +91,9 @@ class WaitPairs(NamedTuple):
     """Row of the waiting rank in the operation that both last left together; -1 = none."""
     late_since: Int
 
-    def take(self, chosen: Int) -> WaitPairs:
-        """Return the chosen pairs."""
-        return WaitPairs(*(column[chosen] for column in self))
+    def take(self, rows: Int) -> WaitPairs:
+        """Return the pairs in these rows."""
+        return WaitPairs(*(column[rows] for column in self))
 
 
 def with_usual_work(index: ArrivalIndex) -> tuple[ArrivalIndex, UsualWork]:
@@ -121,8 +121,10 @@ def with_usual_work(index: ArrivalIndex) -> tuple[ArrivalIndex, UsualWork]:
         windows, *column_sums = (column.copy() for column in (windows, *column_sums))
         before = [column.copy() for column in before]
         learning_rows = columns[0]
-        for column, (now, earlier), previous in zip((windows, *column_sums), columns[1], before):
-            column[learning_rows], previous[learning_rows] = now, earlier
+        for column, (current, earlier), previous in zip(
+            (windows, *column_sums), columns[1], before
+        ):
+            column[learning_rows], previous[learning_rows] = current, earlier
     rows = replace(
         rows, segments=windows, usual_work_ns=column_sums[0], early_work_ns=column_sums[1]
     )
@@ -175,33 +177,33 @@ def compute_excess(index: ArrivalIndex, pairs: WaitPairs, behind_ns: Int) -> tup
     spent = rows.at_arrive[:, late_rows] - rows.at_leave[:, since]
     incomparable = from_begin = None
     if (since < 0).any():
-        none = since < 0
-        spent[:, none] = rows.at_arrive[:, late_rows[none]]
-        spent[-1, none] = 0
+        no_common_leave = since < 0
+        spent[:, no_common_leave] = rows.at_arrive[:, late_rows[no_common_leave]]
+        spent[-1, no_common_leave] = 0
         from_begin = (waiting_since < 0) & has_full_history(index, waiting, late)
         incomparable = (waiting_since < 0) & ~from_begin
     columns, out = [], []
     for column in np.flatnonzero((spent > 0).any(axis=1)).tolist():
-        more: Int = np.repeat(spent[column], size)
-        more -= rows.at_arrive[column][waiting]
+        excess_ns: Int = np.repeat(spent[column], size)
+        excess_ns -= rows.at_arrive[column][waiting]
         before = rows.at_leave[column][waiting_since]
         if from_begin is not None:
             before[from_begin] = 0
-        more += before
+        excess_ns += before
         if column == categories - 1:
-            more += behind_ns
+            excess_ns += behind_ns
             if from_begin is not None:
-                more[from_begin] = 0
-        np.maximum(more, 0, out=more)
+                excess_ns[from_begin] = 0
+        np.maximum(excess_ns, 0, out=excess_ns)
         if incomparable is not None:
-            more[incomparable] = 0
+            excess_ns[incomparable] = 0
         columns.append(column)
-        out.append(more)
-    for column, more in _compute_excess_elsewhere(index, pairs, heads, size):
+        out.append(excess_ns)
+    for column, excess_ns in _compute_excess_elsewhere(index, pairs, heads, size):
         if incomparable is not None:
-            more[incomparable] = 0
+            excess_ns[incomparable] = 0
         columns.append(categories + column)
-        out.append(more)
+        out.append(excess_ns)
     return np.array(columns, np.int64), np.array(out, np.int64).reshape(len(out), n)
 
 
@@ -222,18 +224,20 @@ def _compute_excess_elsewhere(
     elsewhere = np.flatnonzero(end != since)
     if not elsewhere.size:
         return
-    at, row = expand_ranges(heads[elsewhere], heads[elsewhere] + size[elsewhere])
+    pair_index, row = expand_ranges(heads[elsewhere], heads[elsewhere] + size[elsewhere])
     last_left = index.left_before[waiting[row]]
     waiting_end = np.where(last_left >= 0, index.by_rank[last_left], -1)
     for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
-        so_far = np.append(sums, 0)  # -1: since its steps began
-        theirs_ns = so_far[end[elsewhere]] - so_far[since[elsewhere]]
+        running_sums = np.append(sums, 0)  # -1: since its steps began
+        theirs_ns = running_sums[end[elsewhere]] - running_sums[since[elsewhere]]
         if theirs_ns.any():
-            more = np.zeros(waiting.size, np.int64)
-            more[row] = np.maximum(
-                theirs_ns[at] - (so_far[waiting_end] - so_far[waiting_since[row]]), 0
+            excess_ns = np.zeros(waiting.size, np.int64)
+            excess_ns[row] = np.maximum(
+                theirs_ns[pair_index]
+                - (running_sums[waiting_end] - running_sums[waiting_since[row]]),
+                0,
             )
-            yield column, more
+            yield column, excess_ns
 
 
 def split_waits(wait_ns: Int, more_ns: Int) -> Int:
@@ -251,23 +255,27 @@ def split_waits(wait_ns: Int, more_ns: Int) -> Int:
         return out
     wait_ns, more_ns = wait_ns[rows], more_ns[:, rows]
     exact = more_ns * (wait_ns / total[rows])
-    whole = exact.astype(np.int64)
-    missing = wait_ns - whole.sum(axis=0)
+    whole_ns = exact.astype(np.int64)
+    missing = wait_ns - whole_ns.sum(axis=0)
     # A product may round up to the next whole number: then one nanosecond too much was allocated.
     for row in np.flatnonzero(missing < 0).tolist():
-        whole[np.argmax(whole[:, row]), row] += missing[row]
+        whole_ns[np.argmax(whole_ns[:, row]), row] += missing[row]
     incomplete = np.flatnonzero(missing > 0)
-    rest = (exact - whole)[:, incomplete]
-    rest[more_ns[:, incomplete] == 0] = -2.0
+    remainder = (exact - whole_ns)[:, incomplete]
+    remainder[more_ns[:, incomplete] == 0] = -2.0
     missing = missing[incomplete]
     while incomplete.size:
-        best = np.argmax(rest, axis=0)
-        whole[best, incomplete] += 1
-        rest[best, np.arange(incomplete.size)] -= 1.0
+        best = np.argmax(remainder, axis=0)
+        whole_ns[best, incomplete] += 1
+        remainder[best, np.arange(incomplete.size)] -= 1.0
         missing = missing - 1
-        more = missing > 0
-        incomplete, missing, rest = incomplete[more], missing[more], rest[:, more]
-    out[:, rows] = whole
+        is_incomplete = missing > 0
+        incomplete, missing, remainder = (
+            incomplete[is_incomplete],
+            missing[is_incomplete],
+            remainder[:, is_incomplete],
+        )
+    out[:, rows] = whole_ns
     return out
 
 
@@ -283,7 +291,7 @@ def expand_ranges(begin: Int, end: Int) -> tuple[Int, Int]:
 
 
 def _scale_to_whole_segment(
-    index: ArrivalIndex, pairs: WaitPairs, more: Float, more_ns: Int, expected: Float
+    index: ArrivalIndex, pairs: WaitPairs, excess_ratio: Float, more_ns: Int, expected: Float
 ) -> Float:
     """Scale the expected work where the last common leave was in another process group.
 
@@ -296,10 +304,10 @@ def _scale_to_whole_segment(
     other_group = (since >= 0) & (late_since >= 0) & (since != waiting_since)
     if not other_group.any():
         return expected
-    own = rows.at_arrive[-1, waiting] - rows.at_leave[-1, since]
-    beyond = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since] - own
-    whole = more_ns * np.clip(own * more / np.maximum(beyond, 1), 0.0, 1.0)
-    return np.where(other_group & (beyond > 0), whole, expected)
+    own_work_ns = rows.at_arrive[-1, waiting] - rows.at_leave[-1, since]
+    beyond = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since] - own_work_ns
+    scaled_ns = more_ns * np.clip(own_work_ns * excess_ratio / np.maximum(beyond, 1), 0.0, 1.0)
+    return np.where(other_group & (beyond > 0), scaled_ns, expected)
 
 
 def estimate_expected_work(
@@ -322,23 +330,27 @@ def estimate_expected_work(
     own_work = np.maximum(rows.at_arrive[-1, waiting] - rows.at_leave[-1, waiting_since], 0)
     late_usual = usual_work.work_ns[late] / np.maximum(usual_work.segments[late], 1)
     waiting_usual = usual_work.work_ns[waiting] / np.maximum(usual_work.segments[waiting], 1)
-    more = late_usual / np.maximum(waiting_usual, 1) - 1
+    excess_ratio = late_usual / np.maximum(waiting_usual, 1) - 1
     early = usual_work.early_ns[late] / np.clip(usual_work.segments[late], 1, EARLY_SEGMENTS)
     early /= np.maximum(
         usual_work.early_ns[waiting] / np.clip(usual_work.segments[waiting], 1, EARLY_SEGMENTS), 1
     )
-    more = np.where(early - 1 < EARLY_DIFFERENCE_RATIO * more, early - 1, more)
-    expected = np.where(waiting_usual > 0, own_work * more, late_usual)
+    excess_ratio = np.where(
+        early - 1 < EARLY_DIFFERENCE_RATIO * excess_ratio, early - 1, excess_ratio
+    )
+    expected = np.where(waiting_usual > 0, own_work * excess_ratio, late_usual)
     expected = np.where(
-        waiting_usual > 0, _scale_to_whole_segment(index, pairs, more, more_ns, expected), expected
+        waiting_usual > 0,
+        _scale_to_whole_segment(index, pairs, excess_ratio, more_ns, expected),
+        expected,
     )
     if point_to_point.any():
         late_work = rows.at_arrive[-1, late] - rows.at_leave[-1, late_since]
         beyond = np.maximum(late_work - STAGE_WORK_RATIO * late_usual, 0)
         expected = np.where(point_to_point, more_ns - beyond, expected)
-    known = (usual_work.segments[late] > 0) & (usual_work.segments[waiting] > 0)
+    is_known = (usual_work.segments[late] > 0) & (usual_work.segments[waiting] > 0)
     return np.minimum(
-        np.where(known, np.maximum(np.rint(expected), 0), 0).astype(np.int64), more_ns
+        np.where(is_known, np.maximum(np.rint(expected), 0), 0).astype(np.int64), more_ns
     )
 
 
@@ -390,8 +402,8 @@ class GroupIndex:
         if self._table is not None:
             position: Int = self._table[wanted].astype(np.int64)
             return position
-        at = np.minimum(np.searchsorted(self._member, wanted), self._member.size - 1)
-        return np.where(self._member[at] == wanted, self._member_index[at], -1)
+        nearest = np.minimum(np.searchsorted(self._member, wanted), self._member.size - 1)
+        return np.where(self._member[nearest] == wanted, self._member_index[nearest], -1)
 
     def find_row(self, operation: Int, rank: Int) -> Int:
         """Return the row of each rank in an operation, int64[m], -1 if it took no part or was
@@ -399,15 +411,15 @@ class GroupIndex:
         """
         index = self._look
         ranks = index.rows.rank
-        at = np.maximum(operation, 0)
-        position = self.find_member_index(index.group[at], rank)
-        low, end = index.first[at], index.first[at + 1]
+        operation_index = np.maximum(operation, 0)
+        position = self.find_member_index(index.group[operation_index], rank)
+        low, end = index.first[operation_index], index.first[operation_index + 1]
         row = np.minimum(low + position, end - 1)
         good = (position >= 0) & (ranks[row] == rank) & (operation >= 0)
         result = np.where(good, row, -1)
-        rest = np.flatnonzero(~good & (position >= 0) & (operation >= 0))
-        if rest.size:  # not all of the group took part
-            low, end, wanted = low[rest], end[rest], rank[rest]
+        unresolved = np.flatnonzero(~good & (position >= 0) & (operation >= 0))
+        if unresolved.size:  # not all of the group took part
+            low, end, wanted = low[unresolved], end[unresolved], rank[unresolved]
             last = end - 1
             while (open_ := low < end).any():
                 middle = (low + end) >> 1
@@ -415,14 +427,14 @@ class GroupIndex:
                 low = np.where(open_ & less, middle + 1, low)
                 end = np.where(open_ & ~less, middle, end)
             present = (low <= last) & (ranks[np.minimum(low, last)] == wanted)
-            result[rest[present]] = low[present]
+            result[unresolved[present]] = low[present]
         return result
 
     def find_operation_before(self, group: Int, operation: Int) -> Int:
         """Return the last operation of each group before another operation, int64[m], -1 = none."""
-        at = np.searchsorted(self._keys, group * np.int64(self._span) + operation) - 1
-        known = (at >= 0) & (self._ordered[at] == group)
-        return np.where(known, self._order[at], -1)
+        position = np.searchsorted(self._keys, group * np.int64(self._span) + operation) - 1
+        is_in_group = (position >= 0) & (self._ordered[position] == group)
+        return np.where(is_in_group, self._order[position], -1)
 
 
 def find_last_common_leave(index: ArrivalIndex, waiting: Int, late: Int) -> tuple[Int, Int]:
@@ -452,12 +464,12 @@ def find_last_common_leave(index: ArrivalIndex, waiting: Int, late: Int) -> tupl
     unresolved = np.flatnonzero(~good)
     groups = GroupIndex(index)
     if unresolved.size:
-        at = index.operation_of_row[waiting[unresolved]]
-        group = index.group[at]
+        operation = index.operation_of_row[waiting[unresolved]]
+        group = index.group[operation]
         waiting_since[unresolved], late_since[unresolved] = _find_common_leave_in_group(
             index,
             groups,
-            (group, groups.find_operation_before(group, at)),
+            (group, groups.find_operation_before(group, operation)),
             waiting[unresolved],
             late[unresolved],
         )
@@ -478,42 +490,42 @@ def _find_later_common_leave(
     """Replace the rows by those of an operation of another group where that was left later."""
     waiting, late, heads, size = pairs
     late_rows = late[heads]
-    at, rank = index.operation_of_row[late_rows], index.rows.rank[late_rows]
-    own_group = index.group[at]
+    operation, rank = index.operation_of_row[late_rows], index.rows.rank[late_rows]
+    own_group = index.group[operation]
     current_place = np.where(late_since >= 0, index.place[late_since], -1)
     earliest = np.minimum.reduceat(current_place, heads)
     for n in range(groups.max_groups_per_rank):
         group = groups.get_nth_group(rank, n)
         candidates = np.flatnonzero((group >= 0) & (group != own_group))
         # What the late rank left in that group last, if it is later for any waiting rank.
-        latest = groups.find_operation_before(group[candidates], at[candidates])
+        latest = groups.find_operation_before(group[candidates], operation[candidates])
         row = groups.find_row(latest, rank[candidates])
         unresolved = (latest >= 0) & (
             (row < 0) | ~_is_left_before(index, row, late_rows[candidates])
         )
-        chosen = np.flatnonzero(
+        selected = np.flatnonzero(
             unresolved | ((row >= 0) & (index.place[row] > earliest[candidates]))
         )
-        candidates, latest = candidates[chosen], latest[chosen]
+        candidates, latest = candidates[selected], latest[selected]
         if not candidates.size:
             continue
-        number, chosen = expand_ranges(heads[candidates], heads[candidates] + size[candidates])
+        number, selected = expand_ranges(heads[candidates], heads[candidates] + size[candidates])
         group = group[candidates][number]
         member = np.flatnonzero(
-            groups.find_member_index(group, index.rows.rank[waiting[chosen]]) >= 0
+            groups.find_member_index(group, index.rows.rank[waiting[selected]]) >= 0
         )
-        chosen, group, latest = chosen[member], group[member], latest[number[member]]
-        if not chosen.size:
+        selected, group, latest = selected[member], group[member], latest[number[member]]
+        if not selected.size:
             continue
         waiting_row, late_row = _find_common_leave_in_group(
-            index, groups, (group, latest), waiting[chosen], late[chosen]
+            index, groups, (group, latest), waiting[selected], late[selected]
         )
-        later = (late_row >= 0) & (index.place[late_row] > current_place[chosen])
-        waiting_since[chosen[later]], late_since[chosen[later]] = (
+        later = (late_row >= 0) & (index.place[late_row] > current_place[selected])
+        waiting_since[selected[later]], late_since[selected[later]] = (
             waiting_row[later],
             late_row[later],
         )
-        current_place[chosen[later]] = index.place[late_row[later]]
+        current_place[selected[later]] = index.place[late_row[later]]
 
 
 def _find_common_leave_in_group(
@@ -536,11 +548,11 @@ def _find_common_leave_in_group(
             index, late_row, late[pending]
         )
         waiting_since[pending[good]], late_since[pending[good]] = waiting_row[good], late_row[good]
-        more = ~good & (operation >= 0)
-        if not more.any():
+        is_unresolved = ~good & (operation >= 0)
+        if not is_unresolved.any():
             break
-        pending = pending[more]
-        operation = groups.find_operation_before(group[pending], operation[more])
+        pending = pending[is_unresolved]
+        operation = groups.find_operation_before(group[pending], operation[is_unresolved])
     return waiting_since, late_since
 
 

@@ -48,16 +48,16 @@ def begin_carry_over(
         at_leave,
         find_shortest_durations(ops),
     )
-    at = _find_pairs(usual_work[1], usual_work[0], rows.group, rows.rank)
+    pair_index = _find_pairs(usual_work[1], usual_work[0], rows.group, rows.rank)
     segments, work_ns, early_ns = np.append(usual_work[2:], np.zeros((3, 1), np.int64), axis=1)[
-        :, at
+        :, pair_index
     ]
     rows = replace(
         rows, ordinal=ordinal, segments=segments, usual_work_ns=work_ns, early_work_ns=early_ns
     )
-    none = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
     first = int(ordinal[ops.first[-2] :].min())
-    return BlameCarryOver(rows, BlameEntries(none, none, none), ops.process_group.size, first)
+    return BlameCarryOver(rows, BlameEntries(empty, empty, empty), ops.process_group.size, first)
 
 
 def _find_pairs(group: Int, rank: Int, wanted_group: Int, wanted_rank: Int) -> Int:
@@ -66,10 +66,10 @@ def _find_pairs(group: Int, rank: Int, wanted_group: Int, wanted_rank: Int) -> I
     ranks = int(max(rank.max(initial=0), wanted_rank.max(initial=0))) + 1
     key = label[: group.size] * ranks + rank
     wanted = label[group.size :] * ranks + wanted_rank
-    at = np.searchsorted(key, wanted)
-    known = at < key.size
-    known[known] = key[at[known]] == wanted[known]
-    return np.where(known, at, key.size)
+    position = np.searchsorted(key, wanted)
+    is_present = position < key.size
+    is_present[is_present] = key[position[is_present]] == wanted[is_present]
+    return np.where(is_present, position, key.size)
 
 
 def select_usual_work(carry_over: BlameCarryOver) -> Int:

@@ -31,8 +31,8 @@ class CellSums:
     """Sums of ns by cell, of which only those that are not 0 are kept."""
 
     def __init__(self) -> None:
-        none = np.zeros(0, np.int64)
-        self._kept = none, none
+        empty = np.zeros(0, np.int64)
+        self._kept = empty, empty
         self._new: list[tuple[Int, Int]] = []
         self._count = 0
 
@@ -107,12 +107,16 @@ class WaitTimeBins:
             self._double_bin_length()
         time_bin = when_ns // self.length_ns
         self._operations += np.bincount(time_bin, minlength=MAX_TIME_BINS)
-        known = np.flatnonzero(blamed.culprit >= 0)
-        if not known.size:
+        with_culprit = np.flatnonzero(blamed.culprit >= 0)
+        if not with_culprit.size:
             return
-        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))[blamed.row[known]]
-        cell = time_bin[op] * self._causes + blamed.cause[known]
-        cell, ns = sum_by_cell(cell * self._ranks + blamed.culprit[known], blamed.ns[known])
+        op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))[
+            blamed.row[with_culprit]
+        ]
+        cell = time_bin[op] * self._causes + blamed.cause[with_culprit]
+        cell, ns = sum_by_cell(
+            cell * self._ranks + blamed.culprit[with_culprit], blamed.ns[with_culprit]
+        )
         self._add_cells(cell, ns)
 
     def merge(self, other: WaitTimeBins) -> None:
@@ -139,8 +143,8 @@ class WaitTimeBins:
         pairs = self._operations.reshape(-1, 2).sum(axis=1)
         self._operations = np.concatenate([pairs, np.zeros_like(pairs)])
         width = self._causes * self._ranks
-        time_bin, rest = np.divmod(self._cell, width)
-        self._cell, self._ns = sum_by_cell(time_bin // 2 * width + rest, self._ns)
+        time_bin, cell_in_bin = np.divmod(self._cell, width)
+        self._cell, self._ns = sum_by_cell(time_bin // 2 * width + cell_in_bin, self._ns)
 
     def persistence(self, causes: Collection[int]) -> Persistence | None:
         """Judge the waiting for these causes together; None if the run is too short or there was
@@ -178,17 +182,26 @@ class WaitTimeBins:
         """Count the bins in which the main culprit, or the node of all main culprits, has its
         usual part.
         """
-        chosen = main if self._is_one_node(ranks[main]) else main[:1]
-        share = total[chosen].sum() / total.sum()
-        part = table[:, chosen].sum(axis=1) / table.sum(axis=1)
+        counted_ranks = main if self._is_one_node(ranks[main]) else main[:1]
+        share = total[counted_ranks].sum() / total.sum()
+        part = table[:, counted_ranks].sum(axis=1) / table.sum(axis=1)
         return int(np.count_nonzero(part >= _PRESENCE_SHARE_RATIO * share))
 
-    def _classify(self, relevant: Int, seen: int, main: Int, present: int) -> str:
+    def _classify(self, relevant: Int, seen_bins: int, main: Int, present: int) -> str:
         extent = int(relevant[-1] - relevant[0]) + 1
-        if extent <= TRANSIENT_EXTENT_RATIO * seen and relevant.size >= CONTIGUOUS_RATIO * extent:
+        if (
+            extent <= TRANSIENT_EXTENT_RATIO * seen_bins
+            and relevant.size >= CONTIGUOUS_RATIO * extent
+        ):
             return "transient"
-        few = main.size <= -(-self._ranks // RANKS_PER_STEADY_CULPRIT) or self._is_one_node(main)
-        return "steady" if few and present >= STEADY_PRESENCE_RATIO * relevant.size else "wandering"
+        are_few = main.size <= -(-self._ranks // RANKS_PER_STEADY_CULPRIT) or self._is_one_node(
+            main
+        )
+        return (
+            "steady"
+            if are_few and present >= STEADY_PRESENCE_RATIO * relevant.size
+            else "wandering"
+        )
 
     def _is_one_node(self, ranks: Int) -> bool:
         """Return whether the ranks are all on one node, and it is not the only node."""
@@ -212,8 +225,8 @@ def sum_by_cell(cell: Int, ns: Int) -> tuple[Int, Int]:
         sums = np.bincount(cell - lowest, weights=ns)
         cells = np.flatnonzero(sums)
         return cells + lowest, sums[cells].astype(np.int64)
-    cells, at = np.unique(cell, return_inverse=True)
-    return cells, np.bincount(at, weights=ns).astype(np.int64)
+    cells, cell_index = np.unique(cell, return_inverse=True)
+    return cells, np.bincount(cell_index, weights=ns).astype(np.int64)
 
 
 def index_keys(key: Int) -> tuple[Int, Int]:
@@ -223,8 +236,8 @@ def index_keys(key: Int) -> tuple[Int, Int]:
     """
     span = int(key.max()) + 1
     if span > max(1 << 20, 8 * key.size):
-        keys, at = np.unique(key, return_inverse=True)
-        return keys, at
+        keys, key_index = np.unique(key, return_inverse=True)
+        return keys, key_index
     number = np.zeros(span, np.int64)
     number[key] = 1
     keys = np.flatnonzero(number)

@@ -105,9 +105,13 @@ class WaitTotals:
         self.recoverable_ns += _sum_into_table(
             blamed.culprit, blamed.cause, recoverable, self.culprit_ns.shape
         )
-        known = blamed.last_arrival >= 0
-        np.add.at(self.last_arrivals, blamed.last_arrival[known], 1)
-        np.add.at(self.late_peers, blamed.last_arrival[known], blamed.late_peers[known])
+        has_last_arrival = blamed.last_arrival >= 0
+        np.add.at(self.last_arrivals, blamed.last_arrival[has_last_arrival], 1)
+        np.add.at(
+            self.late_peers,
+            blamed.last_arrival[has_last_arrival],
+            blamed.late_peers[has_last_arrival],
+        )
         self._add_work_waits(ops, blamed)
         if ops.row_bytes.size:
             self._add_all_to_all(ops)
@@ -163,9 +167,9 @@ class VictimCounts:
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add one block of operations and its blame."""
         if self._ranks <= MAX_COUNTED_RANKS:
-            known = np.flatnonzero(blamed.culprit >= 0)
-            cell = blamed.culprit[known] * self._ranks + ops.rank[blamed.row[known]]
-            self._waited.add(cell, blamed.ns[known])
+            with_culprit = np.flatnonzero(blamed.culprit >= 0)
+            cell = blamed.culprit[with_culprit] * self._ranks + ops.rank[blamed.row[with_culprit]]
+            self._waited.add(cell, blamed.ns[with_culprit])
 
     def merge(self, other: VictimCounts) -> None:
         """Add what was counted in other operations."""
@@ -223,20 +227,23 @@ class SlowSteps:
 
     def add(self, ops: Operations, blamed: BlockBlame) -> None:
         """Add one block of operations and its blame."""
-        mine = np.flatnonzero(ops.rank == self._rank)
-        if not mine.size or not self.length_ns.size:
+        rank_rows = np.flatnonzero(ops.rank == self._rank)
+        if not rank_rows.size or not self.length_ns.size:
             return
         op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
-        leave_ns = ops.leave_ns[mine]
+        leave_ns = ops.leave_ns[rank_rows]
         step = np.searchsorted(self._start_ns, leave_ns, side="left") - 1
         inside = step >= 0
         inside &= leave_ns <= self._start_ns[step] + self.length_ns[step]
         of_op = np.full(ops.process_group.size, -1)
-        of_op[op[mine[inside]]] = step[inside]
+        of_op[op[rank_rows[inside]]] = step[inside]
         self._met[ops.rank[of_op[op] >= 0]] = True
         entry = of_op[op[blamed.row]]
-        known = np.flatnonzero((entry >= 0) & (blamed.culprit >= 0))
-        self._caused.add(entry[known] * self._ranks + blamed.culprit[known], blamed.ns[known])
+        entries_in_step = np.flatnonzero((entry >= 0) & (blamed.culprit >= 0))
+        self._caused.add(
+            entry[entries_in_step] * self._ranks + blamed.culprit[entries_in_step],
+            blamed.ns[entries_in_step],
+        )
 
     def merge(self, other: SlowSteps) -> None:
         """Add the waits of other operations in the same steps."""
@@ -255,13 +262,13 @@ class SlowSteps:
 
         median_ns: length of the median step.
         """
-        others = self._count_others()
+        peer_count = self._count_others()
         out: dict[int, int] = {}
         for length_ns, caused_ns in zip(self.length_ns, self._caused_ns()):
             if length_ns < SLOW_STEP_FACTOR * median_ns:
                 continue
             rank = int(np.argmax(caused_ns))
-            waited_ns = caused_ns[rank] / others
+            waited_ns = caused_ns[rank] / peer_count
             if waited_ns > 0 and waited_ns >= EXPLAINED_RATIO * (length_ns - median_ns):
                 out[rank] = out.get(rank, 0) + 1
         return out
@@ -271,13 +278,13 @@ class SlowSteps:
 
         min_ratio: part of the step, at least, that the others must have waited for this rank.
         """
-        others = self._count_others()
+        peer_count = self._count_others()
         out: dict[int, int] = {}
         for start_ns, length_ns, caused_ns in zip(
             self._start_ns.tolist(), self.length_ns.tolist(), self._caused_ns()
         ):
             rank = int(np.argmax(caused_ns))
-            if caused_ns[rank] >= max(min_ratio * length_ns * others, 1):
+            if caused_ns[rank] >= max(min_ratio * length_ns * peer_count, 1):
                 out[start_ns] = rank
         return out
 
@@ -336,20 +343,26 @@ class SavingsTotals:
             self.cause_ns[:, cause] += np.bincount(
                 ops.rank[all_member_rows], ns, self._ranks
             ).astype(np.int64)
-        known = np.flatnonzero(blamed.culprit >= 0)
-        if not known.size:
+        with_culprit = np.flatnonzero(blamed.culprit >= 0)
+        if not with_culprit.size:
             return
-        row, culprit, cause = blamed.row[known], blamed.culprit[known], blamed.cause[known]
-        pair, at = index_keys(op[row] * self._ranks + culprit)
-        savings = np.minimum(blamed.ns[known], self._compute_savings(ops, recent_culprit, pair)[at])
+        row, culprit, cause = (
+            blamed.row[with_culprit],
+            blamed.culprit[with_culprit],
+            blamed.cause[with_culprit],
+        )
+        pair, pair_index = index_keys(op[row] * self._ranks + culprit)
+        savings = np.minimum(
+            blamed.ns[with_culprit], self._compute_savings(ops, recent_culprit, pair)[pair_index]
+        )
         shape = self.others_ns.shape
         self.others_ns += _sum_into_table(culprit, cause, savings, shape)
         # A rank waited for through other ranks arrived last elsewhere; it continues earlier there.
         itself = np.flatnonzero(culprit == blamed.last_arrival[op[row]])
-        largest = self._find_largest(pair, at, cause, savings, itself)
+        largest = self._find_largest(pair, pair_index, cause, savings, itself)
         self.own_ns += _sum_into_table(*largest, shape)
         with_all_ranks = np.flatnonzero(np.diff(ops.first)[op[row]] == self._job_size[culprit])
-        largest = self._find_largest(pair, at, cause, savings, with_all_ranks)
+        largest = self._find_largest(pair, pair_index, cause, savings, with_all_ranks)
         self.all_ns += _sum_into_table(*largest, shape)
 
     def merge(self, other: SavingsTotals) -> None:
@@ -385,13 +398,16 @@ class SavingsTotals:
         return int(self.cause_ns[:, list(causes)].sum())
 
     def _find_largest(
-        self, pair: Int, at: Int, cause: Int, savings: Int, chosen: Int
+        self, pair: Int, pair_index: Int, cause: Int, savings: Int, candidates: Int
     ) -> tuple[Int, Int, Int]:
-        """Return culprit, cause and the largest savings of each operation, from the chosen
-        entries.
+        """Return culprit, cause and the largest savings of each operation.
+
+        candidates: the entries to choose from.
         """
         most = np.zeros(pair.size * self._causes, np.int64)
-        np.maximum.at(most, at[chosen] * self._causes + cause[chosen], savings[chosen])
+        np.maximum.at(
+            most, pair_index[candidates] * self._causes + cause[candidates], savings[candidates]
+        )
         nonzero = np.flatnonzero(most)
         return pair[nonzero // self._causes] % self._ranks, nonzero % self._causes, most[nonzero]
 
@@ -417,9 +433,9 @@ class SavingsTotals:
         out = np.empty_like(main_culprit)
         out[order] = np.where(recent, culprit, _NONE)
         ends = np.flatnonzero(np.append(opens[1:], True))
-        seen = ends[latest[ends] >= start[ends]]
-        self._culprit[rank[seen]] = main_culprit[order][latest[seen]]
-        self._when[rank[seen]] = number[latest[seen]]
+        met = ends[latest[ends] >= start[ends]]
+        self._culprit[rank[met]] = main_culprit[order][latest[met]]
+        self._when[rank[met]] = number[latest[met]]
         return out
 
     def _find_previous_operations(self, ops: Operations) -> Int:
@@ -448,8 +464,8 @@ class SavingsTotals:
         row = np.arange(int(size[op].sum())) - np.repeat(begin - ops.first[op], size[op])
         row_culprit = np.repeat(culprit, size[op])
         with_culprit = (recent_culprit[row] == row_culprit) | (ops.rank[row] == row_culprit)
-        others = np.where(with_culprit, np.iinfo(np.int64).max, stay[row])
-        return np.minimum.reduceat(others, begin) - shortest[op]
+        stay_of_peers = np.where(with_culprit, np.iinfo(np.int64).max, stay[row])
+        return np.minimum.reduceat(stay_of_peers, begin) - shortest[op]
 
 
 def _find_main_culprits(blamed: BlockBlame, rows: int) -> Int:

@@ -87,8 +87,8 @@ class PipelineBubbles:
         """
         self.culprit_ns = np.zeros((ranks, len(names)), np.int64)
         self._operations = 0
-        none = np.zeros(0, np.int64)
-        self._blamed: list[tuple[Int, Int]] = [(none, none)]
+        empty = np.zeros(0, np.int64)
+        self._blamed: list[tuple[Int, Int]] = [(empty, empty)]
         self._begin_ns = np.full(ranks, -1, np.int64)
         self._latest_ns = np.full(ranks, -1, np.int64)
         self._blocked_ns = np.zeros(ranks, np.int64)
@@ -97,18 +97,18 @@ class PipelineBubbles:
         """Add one block of operations and its blame."""
         row_op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
         segment_length = SEGMENT_OPERATIONS * self._ranks
-        at, entry = 0, 0
-        while at < ops.process_group.size:
+        begin, entry = 0, 0
+        while begin < ops.process_group.size:
             end = min(
-                ops.process_group.size, at + segment_length - self._operations % segment_length
+                ops.process_group.size, begin + segment_length - self._operations % segment_length
             )
-            low, high = int(ops.first[at]), int(ops.first[end])
+            low, high = int(ops.first[begin]), int(ops.first[end])
             last = int(np.searchsorted(blamed.row, high))
             self._add(ops, blamed, row_op, slice(low, high), slice(entry, last))
-            self._operations += end - at
+            self._operations += end - begin
             if self._operations % segment_length == 0:
                 self._settle()
-            at, entry = end, last
+            begin, entry = end, last
 
     def begin(self, rank: Int, leave_ns: Int) -> None:
         """Begin after operations that are not added: when each rank left the last, ns."""
@@ -134,9 +134,9 @@ class PipelineBubbles:
         return self._make_change(self.culprit_ns[rank], with_bubble=False)
 
     @staticmethod
-    def add_causes(ns: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    def add_causes(ns: Mapping[str, int], added_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the sum of two mappings from cause to ns, without causes that become 0."""
-        both = {cause: ns.get(cause, 0) + more.get(cause, 0) for cause in (*ns, *more)}
+        both = {cause: ns.get(cause, 0) + added_ns.get(cause, 0) for cause in (*ns, *added_ns)}
         return {cause: amount for cause, amount in both.items() if amount}
 
     def _make_change(self, ns: Int, with_bubble: bool) -> dict[str, int]:
@@ -163,12 +163,12 @@ class PipelineBubbles:
             column[entries][message]
             for column in (blamed.row, blamed.culprit, blamed.cause, blamed.ns)
         )
-        chosen = (culprit >= 0) & (culprit != ops.rank[row]) & (cause != self._transfer)
-        row, culprit, cause = row[chosen], culprit[chosen], cause[chosen]
+        is_pair = (culprit >= 0) & (culprit != ops.rank[row]) & (cause != self._transfer)
+        row, culprit, cause = row[is_pair], culprit[is_pair], cause[is_pair]
         # kind: 0 imbalance, 1 slow compute, 2 any other cause
         kind = np.where(cause == self._work[0], 0, np.where(cause == self._work[1], 1, 2))
         key = (ops.rank[row] * self._ranks + culprit) * 3 + kind
-        self._blamed.append(_sum_by_pair(key, ns[chosen]))
+        self._blamed.append(_sum_by_pair(key, ns[is_pair]))
         if (
             sum(keys.size for keys, _ in self._blamed)
             > 2 * self._blamed[0][0].size + _MAX_UNMERGED_PAIRS
@@ -184,9 +184,9 @@ class PipelineBubbles:
         table = np.zeros((pairs.size, 3), np.int64)
         np.add.at(table, (of_key, keys % 3), ns)
         rank, culprit = pairs // self._ranks, pairs % self._ranks
-        more = np.maximum(busy[culprit] - busy[rank] - table[:, 2], 0)
+        excess_ns = np.maximum(busy[culprit] - busy[rank] - table[:, 2], 0)
         work = table[:, :2].sum(axis=1)
-        bubble = np.maximum(work - more, 0)
+        bubble = np.maximum(work - excess_ns, 0)
         # A culprit that took part in no operation in this segment cannot be compared.
         bubble[self._latest_ns[culprit] <= self._begin_ns[culprit]] = 0
         first = np.floor(table[:, 0] * (bubble / np.maximum(work, 1))).astype(np.int64)
@@ -194,8 +194,8 @@ class PipelineBubbles:
         for cause, part in zip(self._work, (first, bubble - first)):
             np.add.at(self.victim_ns[:, cause], rank, part)
             np.add.at(self.culprit_ns[:, cause], culprit, part)
-        none = np.zeros(0, np.int64)
-        self._blamed = [(none, none)]
+        empty = np.zeros(0, np.int64)
+        self._blamed = [(empty, empty)]
         self._begin_ns = self._latest_ns.copy()
         self._blocked_ns[:] = 0
 
@@ -252,9 +252,9 @@ class WorkVariation(NamedTuple):
 
     def level(self, window: Int, rank: Int, ranks: int) -> Float:
         """Return the level of ranks in windows, float64[m], ns."""
-        at = np.minimum(np.searchsorted(self.key, window * ranks + rank), self.key.size - 1)
-        known = self.key[at] == window * ranks + rank
-        return np.where(known, self.level_ns[at], 0.0)
+        position = np.minimum(np.searchsorted(self.key, window * ranks + rank), self.key.size - 1)
+        has_level = self.key[position] == window * ranks + rank
+        return np.where(has_level, self.level_ns[position], 0.0)
 
 
 def evaluate_work_variation(
@@ -268,42 +268,46 @@ def evaluate_work_variation(
         samples.work_ns
         - compute_group_medians(samples.work_ns, samples.operation)[samples.operation]
     )
-    key, at = index_keys(samples.window * ranks + samples.rank)
-    count = np.bincount(at, minlength=key.size)
-    level = np.bincount(at, difference, key.size) / np.maximum(count, 1)
-    rest = difference - level[at]
+    key, key_index = index_keys(samples.window * ranks + samples.rank)
+    count = np.bincount(key_index, minlength=key.size)
+    level = np.bincount(key_index, difference, key.size) / np.maximum(count, 1)
+    residual = difference - level[key_index]
     window_of_key = key // ranks
     members = np.bincount(window_of_key, minlength=windows)
     # Each rank is part of the median that it is compared to.
     correction = np.sqrt(members / np.maximum(members - 1, 1))
     spread = (
-        _MAD_TO_SIGMA * compute_group_medians(np.abs(rest), samples.window, windows) * correction
+        _MAD_TO_SIGMA
+        * compute_group_medians(np.abs(residual), samples.window, windows)
+        * correction
     )
     significant = np.abs(level) > SIGNIFICANT_ERRORS * spread[window_of_key] / np.sqrt(
         np.maximum(count, 1)
     )
-    skewness, error = _compute_skewness(rest, samples.window, spread, members)
+    skewness, error = _compute_skewness(residual, samples.window, spread, members)
     is_skewed = (skewness > np.maximum(UNEVEN_SKEWNESS, _SKEWNESS_ERRORS * error)) & (
         spread > MIN_UNEVEN_SPREAD_RATIO * period_ns
     )
     uneven = is_skewed | (spread > UNEVEN_SPREAD_RATIO * period_ns)
     level = np.where(significant, level, 0.0)
-    return WorkVariation(spread, uneven, key, level, level[at])
+    return WorkVariation(spread, uneven, key, level, level[key_index])
 
 
-def _compute_skewness(rest: Float, window: Int, spread: Float, members: Int) -> tuple[Float, Float]:
+def _compute_skewness(
+    residual: Float, window: Int, spread: Float, members: Int
+) -> tuple[Float, Float]:
     """Return the skewness of each window, without outliers, and its standard error.
 
     Differences from the median of few ranks are less skewed than the work itself; this is
     corrected.
     """
     size = spread.size
-    regular = np.abs(rest) <= OUTLIER_SPREADS * spread[window]
-    rest, window = rest[regular], window[regular]
+    regular = np.abs(residual) <= OUTLIER_SPREADS * spread[window]
+    residual, window = residual[regular], window[regular]
     count = np.maximum(np.bincount(window, minlength=size), 1)
-    rest = rest - (np.bincount(window, rest, size) / count)[window]
-    square = np.bincount(window, rest**2, size) / count
-    cube = np.bincount(window, rest**3, size) / count
+    residual = residual - (np.bincount(window, residual, size) / count)[window]
+    square = np.bincount(window, residual**2, size) / count
+    cube = np.bincount(window, residual**3, size) / count
     raw = cube / np.maximum(square, 1e-9) ** 1.5
     n = np.maximum(members, 3)
     retained = np.where(members > 2, (n - 2) / np.sqrt(n * (n - 1.0)), np.inf)
@@ -330,14 +334,14 @@ def compute_group_medians(value: Float, group: Int, groups: int | None = None) -
         return np.where(count > 0, middle / 2, 0.0)
     out = np.zeros(size)
     for length in lengths[lengths > 0].tolist():
-        chosen = np.flatnonzero(count == length)
-        if chosen.size * length == value.size:
+        groups_of_length = np.flatnonzero(count == length)
+        if groups_of_length.size * length == value.size:
             rows = value.reshape(-1, length)
         else:
-            rows = value[begin[chosen, None] + np.arange(length)]
+            rows = value[begin[groups_of_length, None] + np.arange(length)]
         low, high = (length - 1) // 2, length // 2
         parted = np.partition(rows, (low, high) if low < high else low, axis=1)
-        out[chosen] = (parted[:, low] + parted[:, high]) / 2
+        out[groups_of_length] = (parted[:, low] + parted[:, high]) / 2
     return out
 
 
@@ -377,15 +381,17 @@ class Jitter:
         """Add one block of operations and its blame."""
         if not ops.process_group.size:
             return
-        chosen = (
+        is_evaluated = (
             ~is_point_to_point(ops.operation)
             & (np.diff(ops.first) > 1)
             & (blamed.last_arrival >= 0)
         )
         row_op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
-        ordinal, period = self._number_operations(ops, chosen)
+        ordinal, period = self._number_operations(ops, is_evaluated)
         direct = blamed.culprit == blamed.last_arrival[row_op[blamed.row]]
-        rows = np.flatnonzero(chosen[row_op] & (blamed.work_deficit_ns != UNKNOWN_WORK_DEFICIT))
+        rows = np.flatnonzero(
+            is_evaluated[row_op] & (blamed.work_deficit_ns != UNKNOWN_WORK_DEFICIT)
+        )
         table = np.empty((4, rows.size), np.int64)
         table[:2] = ops.rank[rows], blamed.work_deficit_ns[rows]
         for line, cause in zip(table[2:], self._work):
@@ -398,12 +404,12 @@ class Jitter:
         self._rows.append(table)
         self._count += rows.size
         if self._count > max(_MIN_ROWS_TO_SETTLE, 2 * self._kept):
-            self._settle(whole=True)
+            self._settle(only_full=True)
 
     def finish(self) -> Jitter:
         """Evaluate the remaining windows; call once, at the end."""
         if self._rows:
-            self._settle(whole=False)
+            self._settle(only_full=False)
         return self
 
     def merge(self, other: Jitter) -> None:
@@ -427,46 +433,57 @@ class Jitter:
         pairs = zip((IMBALANCE, SLOW_COMPUTE), ns.tolist())
         return {cause: -amount for cause, amount in pairs if amount}
 
-    def _number_operations(self, ops: Operations, chosen: np.ndarray) -> tuple[Int, Int]:
+    def _number_operations(self, ops: Operations, is_evaluated: np.ndarray) -> tuple[Int, Int]:
         """Return per operation its number in its process group and the time since the previous
         one, ns.
         """
         ordinal, period = np.zeros((2, ops.process_group.size), np.int64)
-        at = np.flatnonzero(chosen)
-        groups, group = np.unique(ops.process_group[at], return_inverse=True)
+        operation_index = np.flatnonzero(is_evaluated)
+        groups, group = np.unique(ops.process_group[operation_index], return_inverse=True)
         order = np.argsort(group, kind="stable")
-        at, group = at[order], group[order]
+        operation_index, group = operation_index[order], group[order]
         before = [self._groups.get(label, (0, 0)) for label in groups.tolist()]
         count, last = np.array(before, np.int64).reshape(-1, 2).T
-        leave = ops.leave_ns[ops.first[at]]
+        leave = ops.leave_ns[ops.first[operation_index]]
         size = np.bincount(group, minlength=groups.size)
         ends = np.cumsum(size)
-        ordinal[at] = count[group] + np.arange(at.size) - (ends - size)[group]
+        ordinal[operation_index] = (
+            count[group] + np.arange(operation_index.size) - (ends - size)[group]
+        )
         previous = np.append(0, leave[:-1])
         previous[ends - size] = last
-        period[at] = np.where(ordinal[at] > 0, np.maximum(leave - previous, 0), -1)
+        period[operation_index] = np.where(
+            ordinal[operation_index] > 0, np.maximum(leave - previous, 0), -1
+        )
         after = zip((count + size).tolist(), leave[ends - 1].tolist())
         self._groups.update(zip(groups.tolist(), after))
         return ordinal, period
 
-    def _settle(self, whole: bool) -> None:
-        """Evaluate windows; if more blocks may follow (`whole`), only full ones."""
+    def _settle(self, only_full: bool) -> None:
+        """Evaluate windows; `only_full` leaves windows that may still grow."""
         operations = np.concatenate(self._operations, axis=1)
         group, ordinal, _, _, size = operations
         window = ordinal // WINDOW_OPERATIONS
-        groups, at = np.unique(group, return_inverse=True)
+        groups, group_index = np.unique(group, return_inverse=True)
         full_windows = np.array(
             [self._groups[label][0] // WINDOW_OPERATIONS for label in groups.tolist()], np.int64
         )
         ready = np.ones(group.size, np.bool_)
-        if whole:
-            ready = window < full_windows[at] - self.join_last
+        if only_full:
+            ready = window < full_windows[group_index] - self.join_last
         elif self.join_last:
-            window = np.minimum(window, np.maximum(full_windows[at] - 1, 0))
+            window = np.minimum(window, np.maximum(full_windows[group_index] - 1, 0))
         first, rows = np.cumsum(size) - size, np.concatenate(self._rows, axis=1)
-        left = np.flatnonzero(~ready)
-        self._operations = [operations[:, left]]
-        self._rows = [rows[:, expand_ranges(first[left], first[left] + size[left])[1]]]
+        open_operations = np.flatnonzero(~ready)
+        self._operations = [operations[:, open_operations]]
+        self._rows = [
+            rows[
+                :,
+                expand_ranges(
+                    first[open_operations], first[open_operations] + size[open_operations]
+                )[1],
+            ]
+        ]
         self._count = self._kept = self._rows[0].shape[1]
         due = np.flatnonzero(ready)
         if not due.size:
@@ -480,10 +497,10 @@ class Jitter:
         for end in until.tolist():  # some at once: temporary arrays are many
             if end < due.size and rows_until[end] - rows_until[begin] < _MIN_ROWS_TO_SETTLE:
                 continue
-            chosen = due[begin:end]
+            settled = due[begin:end]
             number = np.cumsum(opens[begin:end]) - 1
-            row = expand_ranges(first[chosen], first[chosen] + size[chosen])[1]
-            self._evaluate_windows(operations[:, chosen], number, rows[:, row])
+            row = expand_ranges(first[settled], first[settled] + size[settled])[1]
+            self._evaluate_windows(operations[:, settled], number, rows[:, row])
             begin = end
 
     def _evaluate_windows(self, operations: Int, window: Int, rows: Int) -> None:
@@ -495,9 +512,9 @@ class Jitter:
         _, _, last_arrival, period, size = operations
         rank, work_deficit, imbalance, slow = rows
         count = int(window[-1]) + 1
-        known = period >= 0
-        length = np.bincount(window[known], period[known], count) / np.maximum(
-            np.bincount(window[known], minlength=count), 1
+        has_period = period >= 0
+        length = np.bincount(window[has_period], period[has_period], count) / np.maximum(
+            np.bincount(window[has_period], minlength=count), 1
         )
         operation, window_of_row = (
             np.repeat(column, size) for column in (np.arange(size.size), window)

@@ -113,7 +113,7 @@ def allocate_idle_time(
     int64[n], upper limit per row. idle_ns: int64[windows]. activity: has the idle share of each
     phase so far, and the queue of the device; its update is returned too.
     """
-    known = activity.phase_shares
+    learned_shares = activity.phase_shares
     learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     window, phase = phases.window, phases.phase
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
@@ -125,8 +125,8 @@ def allocate_idle_time(
         start_ns, end_ns = _find_launch_gaps(rank, starving)
         begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
-    more = (known, asleep_ns, learned, drained)
-    idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, *more)
+    share_arguments = (learned_shares, asleep_ns, learned, drained)
+    idle, learned_shares = allocate_by_shares(window, phase, open_ns, idle_ns, *share_arguments)
     predicted_ns = _predict_whole_windows(
         phases, windows, room_ns, idle_ns, asleep_ns, activity.phase_shares
     )
@@ -138,17 +138,17 @@ def allocate_idle_time(
         fitted = fit_to_windows(window, phase, open_ns, np.nan_to_num(followed), idle_ns)
         idle = np.where(by_queue, fitted, idle)
     if begins.any():
-        left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
-        if left.any():  # there is no other place for it
-            idle += allocate_by_phase(window, phase, room_ns - idle, left, FILL_ORDER)
+        remaining_ns = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
+        if remaining_ns.any():  # there is no other place for it
+            idle += allocate_by_phase(window, phase, room_ns - idle, remaining_ns, FILL_ORDER)
     aged = rows[~by_queue[rows]]
     if aged.size:
         room_ns = np.where(begins, idle, room_ns)
-        chosen = ~by_queue[rows]
+        without_queue = ~by_queue[rows]
         idle[aged] = allocate_by_wait_age(
-            window[aged], (starving.end_ns - start_ns)[chosen], room_ns[aged], idle[aged]
+            window[aged], (starving.end_ns - start_ns)[without_queue], room_ns[aged], idle[aged]
         )
-    return idle, replace(activity, phase_shares=known, queue=queue)
+    return idle, replace(activity, phase_shares=learned_shares, queue=queue)
 
 
 def learn_idle_time(
@@ -195,11 +195,13 @@ def _predict_whole_windows(
     room_ns: Int,
     idle_ns: Int,
     asleep_ns: Int | None,
-    known: PhaseShares,
+    learned_shares: PhaseShares,
 ) -> Float:
     """Predict the idle time of each window by the shares, and add what stream events measured."""
     rows = phases.window, phases.phase, room_ns
-    return predict_by_shares(rows, idle_ns.size, asleep_ns, known) + (windows.idle_ns - idle_ns)
+    return predict_by_shares(rows, idle_ns.size, asleep_ns, learned_shares) + (
+        windows.idle_ns - idle_ns
+    )
 
 
 def _predict_by_queue(
@@ -307,8 +309,8 @@ def _find_launch_gaps(rank: Rank, rows: HostPhases) -> tuple[Int, Int]:
     start = np.concatenate([table.start_ns for table in tables])
     end = np.concatenate([table.end_ns for table in tables])
     start, end = merge_intervals((start, end + MAX_PAUSE_NS))
-    at = np.maximum(np.searchsorted(start, rows.start_ns, side="right") - 1, 0)
-    return start[at], end[at] - MAX_PAUSE_NS
+    clipped_row = np.maximum(np.searchsorted(start, rows.start_ns, side="right") - 1, 0)
+    return start[clipped_row], end[clipped_row] - MAX_PAUSE_NS
 
 
 def _has_queued_work(
@@ -326,9 +328,9 @@ def _compute_idle_before(all_windows: DeviceWindows, t_ns: Int) -> Int:
     """Return the maximum idle time before each time, from the first window on."""
     before = np.concatenate([[0], np.cumsum(all_windows.idle_ns)])
     row = np.searchsorted(all_windows.start_ns, t_ns, side="right") - 1
-    at = np.maximum(row, 0)
-    inside = np.minimum(all_windows.idle_ns[at], t_ns - all_windows.start_ns[at])
-    return np.where(row >= 0, before[at] + inside, 0)
+    clipped_row = np.maximum(row, 0)
+    inside = np.minimum(all_windows.idle_ns[clipped_row], t_ns - all_windows.start_ns[clipped_row])
+    return np.where(row >= 0, before[clipped_row] + inside, 0)
 
 
 def sum_by_window(windows: DeviceWindows, window: Int, ns: Int) -> Int:

@@ -208,24 +208,24 @@ def predict_by_queue(
     """
     predicted_ns = np.full(rows.window.size, np.nan)
     length_ns = np.bincount(rows.window, rows.length_ns, minlength=idle_ns.size).astype(np.int64)
-    at = 0
-    while at < idle_ns.size and queue.work_ns:
-        until = min(idle_ns.size, at + _CHECK_INTERVAL - queue.windows)
-        until = min(until, learned) if at < learned else until
-        first, last = np.searchsorted(rows.window, [at, until])
+    begin = 0
+    while begin < idle_ns.size and queue.work_ns:
+        until = min(idle_ns.size, begin + _CHECK_INTERVAL - queue.windows)
+        until = min(until, learned) if begin < learned else until
+        first, last = np.searchsorted(rows.window, [begin, until])
         part = slice(int(first), int(last))
         idle, queued_ns = follow_queue(
             launched_steps[part], rows.length_ns[part], queue.work_ns, queue.queued_ns
         )
         predicted_ns[part] = idle
         queue = replace(queue, queued_ns=queued_ns)
-        if at >= learned:
-            windows = slice(at, until)
-            in_window_ns = np.bincount(rows.window[part] - at, idle, minlength=until - at)
+        if begin >= learned:
+            windows = slice(begin, until)
+            in_window_ns = np.bincount(rows.window[part] - begin, idle, minlength=until - begin)
             queue = _compare_predictions(
                 replace(
                     queue,
-                    windows=queue.windows + until - at,
+                    windows=queue.windows + until - begin,
                     error_ns=queue.error_ns + round(np.abs(in_window_ns - idle_ns[windows]).sum()),
                     shares_error_ns=queue.shares_error_ns
                     + round(float(np.abs(shares_idle_ns[windows] - idle_ns[windows]).sum())),
@@ -233,7 +233,7 @@ def predict_by_queue(
                     launched_steps=queue.launched_steps + float(launched_steps[part].sum()),
                 )
             )
-        at = until
+        begin = until
     return predicted_ns, queue
 
 
@@ -280,8 +280,8 @@ def fit_to_windows(window: Int, phase: Int, room_ns: Int, predicted_ns: Float, i
     left_ns = np.bincount(window, open_ns, minlength=idle_ns.size)
     missing_ns = idle_ns - in_window_ns
     less = np.clip(idle_ns / np.maximum(in_window_ns, 1.0), 0.0, 1.0)
-    more = np.clip(missing_ns / np.maximum(left_ns, 1.0), 0.0, 1.0)
-    fitted_ns = predicted_ns * less[window] + open_ns * more[window]
+    added_ratio = np.clip(missing_ns / np.maximum(left_ns, 1.0), 0.0, 1.0)
+    fitted_ns = predicted_ns * less[window] + open_ns * added_ratio[window]
     out = np.minimum(np.floor(fitted_ns).astype(np.int64), room_ns)
     rest_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, rest_ns, FILL_ORDER)

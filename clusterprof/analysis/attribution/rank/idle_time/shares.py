@@ -139,7 +139,7 @@ def allocate_by_shares(
     phase: Int,
     room_ns: Int,
     idle_ns: Int,
-    known: PhaseShares,
+    learned_shares: PhaseShares,
     asleep_ns: Int | None = None,
     learned: int = 0,
     drained: NDArray[np.bool_] | None = None,
@@ -154,16 +154,18 @@ def allocate_by_shares(
     """
     parts_ns, cell, in_cell_ns = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     amounts_ns = np.zeros(parts_ns.shape)
-    at = 0
-    while at < idle_ns.size:
-        room = _find_next_update(known.windows) - known.windows
-        until = learned if at < learned else min(idle_ns.size, at + room)
-        rows = slice(at, until)
-        if known.shares:
-            amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], known.shares)
-        if at >= learned:
-            known = _add_windows(known, *_compute_ratios(parts_ns[rows], idle_ns[rows]))
-        at = until
+    begin = 0
+    while begin < idle_ns.size:
+        room = _find_next_update(learned_shares.windows) - learned_shares.windows
+        until = learned if begin < learned else min(idle_ns.size, begin + room)
+        rows = slice(begin, until)
+        if learned_shares.shares:
+            amounts_ns[rows] = _split_windows(parts_ns[rows], idle_ns[rows], learned_shares.shares)
+        if begin >= learned:
+            learned_shares = _add_windows(
+                learned_shares, *_compute_ratios(parts_ns[rows], idle_ns[rows])
+            )
+        begin = until
     first_ns = np.zeros(room_ns.size)
     if drained is not None and drained.any():
         first_ns = place_sleep(window, room_ns, amounts_ns[:, ASLEEP], drained)
@@ -175,7 +177,9 @@ def allocate_by_shares(
     placed_ns = first_ns + (room_ns - first_ns) * ratio[cell]
     out = np.minimum(np.floor(placed_ns).astype(np.int64), room_ns)
     left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
-    return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
+    return out + allocate_by_phase(
+        window, phase, room_ns - out, left_ns, FILL_ORDER
+    ), learned_shares
 
 
 def learn_shares(
@@ -198,7 +202,7 @@ def learn_shares(
         return PhaseShares(assumed=assumed, copying=copying)
     parts_ns, _, _ = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
     parts, idle = _compute_ratios(parts_ns, idle_ns)
-    known = PhaseShares(assumed=assumed, copying=copying)
+    learned_shares = PhaseShares(assumed=assumed, copying=copying)
     # Begin with what is assumed: a fit to all windows would follow the first steps, in which a
     # phase that is otherwise short takes the whole window.
     shares = fill_assumed(assumed, float(idle.mean()))
@@ -209,23 +213,23 @@ def learn_shares(
         rare = 2 * parts[usual].sum(axis=0) < parts.sum(axis=0)
         # Nothing else shows what those phases are like; but they explain no more than their part.
         usual |= difference <= _MAX_SPREADS * spread + parts[:, rare].sum(axis=1)
-        none = PhaseShares(assumed=assumed, spread=spread, copying=copying)
-        known = _add_windows(none, parts[usual], idle[usual])
-        shares = solve_shares(known)
-    return update_shares(known)
+        unlearned_shares = PhaseShares(assumed=assumed, spread=spread, copying=copying)
+        learned_shares = _add_windows(unlearned_shares, parts[usual], idle[usual])
+        shares = solve_shares(learned_shares)
+    return update_shares(learned_shares)
 
 
 def predict_by_shares(
-    rows: tuple[Int, Int, Int], windows: int, asleep_ns: Int | None, known: PhaseShares
+    rows: tuple[Int, Int, Int], windows: int, asleep_ns: Int | None, learned_shares: PhaseShares
 ) -> Float:
     """Predict the idle time of each window from its phases: float64[windows], ns.
 
     rows: window, phase and length, ns.
     """
-    if not known.shares:
+    if not learned_shares.shares:
         return np.full(windows, np.nan)
     parts_ns, _, _ = _sum_parts(*rows, windows, asleep_ns)
-    return np.asarray(parts_ns @ np.array(known.shares), np.float64)
+    return np.asarray(parts_ns @ np.array(learned_shares.shares), np.float64)
 
 
 def _sum_parts(
@@ -259,61 +263,65 @@ def _find_next_update(windows: int) -> int:
     return update
 
 
-def _add_windows(known: PhaseShares, parts: Float, idle: Float) -> PhaseShares:
+def _add_windows(learned_shares: PhaseShares, parts: Float, idle: Float) -> PhaseShares:
     """Add windows to the equations, and solve them when an update is due."""
     weight = np.ones(idle.size)
-    if known.shares:
-        difference = np.abs(idle - parts @ np.array(known.shares))
-        weight = np.minimum(1.0, _MAX_SPREADS * known.spread / np.maximum(difference, 1e-9))
+    if learned_shares.shares:
+        difference = np.abs(idle - parts @ np.array(learned_shares.shares))
+        weight = np.minimum(
+            1.0, _MAX_SPREADS * learned_shares.spread / np.maximum(difference, 1e-9)
+        )
     weighted = parts * weight[:, None]
-    products = np.reshape(known.products, (PHASES, PHASES)) + weighted.T @ parts
-    idle_products = np.array(known.idle_products) + weighted.T @ idle
-    windows = known.windows + idle.size
-    is_due = windows == _find_next_update(known.windows)
-    known = replace(
-        known,
+    products = np.reshape(learned_shares.products, (PHASES, PHASES)) + weighted.T @ parts
+    idle_products = np.array(learned_shares.idle_products) + weighted.T @ idle
+    windows = learned_shares.windows + idle.size
+    is_due = windows == _find_next_update(learned_shares.windows)
+    learned_shares = replace(
+        learned_shares,
         windows=windows,
         products=tuple(products.ravel().tolist()),
         idle_products=tuple(idle_products.tolist()),
-        idle_squares=known.idle_squares + float(weight @ idle**2),
+        idle_squares=learned_shares.idle_squares + float(weight @ idle**2),
     )
-    return update_shares(known) if is_due else known
+    return update_shares(learned_shares) if is_due else learned_shares
 
 
-def update_shares(known: PhaseShares) -> PhaseShares:
+def update_shares(learned_shares: PhaseShares) -> PhaseShares:
     """Solve the equations as they are now, if enough windows were seen.
 
     Shares of a queue stay, unless others describe the windows far better.
     """
-    if known.windows < MIN_WINDOWS:
-        return known
-    solved = solve_shares(known)
-    if known.from_queue:
-        is_better = _sum_squares(known, solved) < _MIN_GAIN_RATIO * _sum_squares(
-            known, np.array(known.shares)
+    if learned_shares.windows < MIN_WINDOWS:
+        return learned_shares
+    solved = solve_shares(learned_shares)
+    if learned_shares.from_queue:
+        is_better = _sum_squares(learned_shares, solved) < _MIN_GAIN_RATIO * _sum_squares(
+            learned_shares, np.array(learned_shares.shares)
         )
         if not is_better:
-            return known
-    return replace(known, shares=tuple(solved.tolist()), from_queue=False)
+            return learned_shares
+    return replace(learned_shares, shares=tuple(solved.tolist()), from_queue=False)
 
 
-def _sum_squares(known: PhaseShares, shares: Float) -> float:
+def _sum_squares(learned_shares: PhaseShares, shares: Float) -> float:
     """Sum the squared differences of all windows so far to their expectation by the shares."""
-    products = np.reshape(known.products, (PHASES, PHASES))
-    return known.idle_squares + float(
-        shares @ (products @ shares - 2 * np.array(known.idle_products))
+    products = np.reshape(learned_shares.products, (PHASES, PHASES))
+    return learned_shares.idle_squares + float(
+        shares @ (products @ shares - 2 * np.array(learned_shares.idle_products))
     )
 
 
-def follow_shares_of_queue(known: PhaseShares, rows: LaunchRows, queue: DeviceQueue) -> PhaseShares:
+def follow_shares_of_queue(
+    learned_shares: PhaseShares, rows: LaunchRows, queue: DeviceQueue
+) -> PhaseShares:
     """Replace the shares by those that a queue of the device predicts, if it is followed."""
     if not queue.work_ns:
-        return known
+        return learned_shares
     launched_steps, _ = compute_launched_steps(rows)
     predicted_ns, _ = follow_queue(launched_steps, rows.length_ns, queue.work_ns)
     shares = _compute_mean_shares(rows, predicted_ns)
-    filled = np.where(np.isnan(shares), known.shares, shares)
-    return replace(known, shares=tuple(filled.tolist()), from_queue=True)
+    filled = np.where(np.isnan(shares), learned_shares.shares, shares)
+    return replace(learned_shares, shares=tuple(filled.tolist()), from_queue=True)
 
 
 def _compute_mean_shares(rows: LaunchRows, idle_ns: Int) -> Float:
@@ -348,23 +356,23 @@ def fill_assumed(assumed: tuple[float, ...], mean: float) -> Float:
     return np.where(np.isnan(shares), otherwise, shares)
 
 
-def solve_shares(known: PhaseShares) -> Float:
+def solve_shares(learned_shares: PhaseShares) -> Float:
     """Solve for the idle share of each phase by least squares with 0 <= share <= 1: float64[k].
 
     Phases that did not occur get the mean share of all.
     """
-    products = np.reshape(known.products, (PHASES, PHASES))
-    idle_products = np.array(known.idle_products)
+    products = np.reshape(learned_shares.products, (PHASES, PHASES))
+    idle_products = np.array(learned_shares.idle_products)
     weight = float(products.sum())
     mean = float(idle_products.sum()) / weight if weight > 0 else 0.0
     shares = np.full(len(products), min(max(mean, 0.0), 1.0))
     occurs = np.diag(products) > 0
-    if not known.copying:
+    if not learned_shares.copying:
         shares[PHASE_SYNC] = 0.0  # a host waits for its device only as long as that works
         occurs[PHASE_SYNC] = False
     (present,) = occurs.nonzero()
     matrix, target = products[np.ix_(present, present)], idle_products[present]
-    assumed = fill_assumed(known.assumed, mean)[present]
+    assumed = fill_assumed(learned_shares.assumed, mean)[present]
 
     def solve(ridge: float) -> Float:
         stiff = matrix + ridge * np.eye(present.size)
@@ -372,8 +380,8 @@ def solve_shares(known: PhaseShares) -> Float:
 
     ridge = _RIDGE * float(np.trace(products)) / len(products) + 1e-12
     solved = solve(ridge)
-    squares = known.idle_squares + float(solved @ (matrix @ solved - 2 * target))
-    variance = max(squares, 0.0) / max(known.windows - present.size, 1)
+    squares = learned_shares.idle_squares + float(solved @ (matrix @ solved - 2 * target))
+    variance = max(squares, 0.0) / max(learned_shares.windows - present.size, 1)
     stiff = max(ridge, variance / _ASSUMED_DEVIATION**2)
     shares[present] = solved if stiff == ridge else solve(stiff)
     return np.where(shares < _ROUNDING, 0.0, np.where(shares > 1 - _ROUNDING, 1.0, shares))
