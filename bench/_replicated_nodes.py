@@ -25,7 +25,7 @@ from clusterprof.analysis.node.analyze import NodeResult, analyze_node
 from clusterprof.analysis.node.transport import with_group_ranges
 from clusterprof.analysis.spill import SpillLocation
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.trace.schema import Event
 
 
@@ -61,14 +61,14 @@ def _rename_node(result: NodeResult, number: int, world: int) -> NodeResult:
         replace(
             rank,
             ledger=replace(rank.ledger, node=name, rank=number * RANKS + at),
-            identity=variables[at]["variables"],
-            place=parse_identity(variables[at]),
+            launcher_variables=variables[at]["variables"],
+            job_position=parse_job_position(variables[at]),
             operations=_with_own_group(rank.operations, number),
         )
         for at, rank in enumerate(result.ranks)
     )
     endings = tuple(
-        replace(ending, place=parse_identity(variables[at]))
+        replace(ending, job_position=parse_job_position(variables[at]))
         for at, ending in enumerate(result.endings)
     )
     announced = with_group_ranges(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof.analysis import pipeline
-from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, ProgressCallback
+from clusterprof.analysis.node.selection import WHOLE_RUN, PartOfRun, ProgressCallback
 from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
 from clusterprof.errors import UsageError
 from clusterprof.gate import Policy, Verdict, judge_runs, parse_any_rule
@@ -135,7 +135,7 @@ def analyze(
     facts: Mapping[str, Any] | None = None,
     history: bool = True,
     on_progress: ProgressCallback | None = None,
-    part: PartOfRun = ENTIRE_RUN,
+    part: PartOfRun = WHOLE_RUN,
     leave_unknown: bool = False,
     cluster: Cluster = NO_CLUSTER,
     queued_at_ns: int | None = None,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from baselines.tables import END, KIND, NO_SPANS, START, C, Node, Rank, RecordingTables, Series
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.errors import NoRecording
 from clusterprof.probe import layout
 from clusterprof.trace.reader import NodeReader, list_node_folders
@@ -93,7 +93,7 @@ class _NodeReader:
         workers = _find_workers(spans, parents)
         out = []
         for pid, attributes in sorted(registered.items()):
-            place = parse_identity(attributes)
+            place = parse_job_position(attributes)
             rank = place.rank
             table = spans.get(pid, NO_SPANS)
             marked = np.isin(table[:, KIND], _TRAINING).any()
@@ -112,7 +112,7 @@ class _NodeReader:
         fetches = _sort_by_start([load[load[:, KIND] == layout.FETCH] for load in loads])
         device = str(attributes.get("device") or "")
         owned = [str(entry.get("id")) for entry in self.devices if entry.get("pid") == pid]
-        local = parse_identity(attributes).node_local_rank
+        local = parse_job_position(attributes).node_local_rank
         if not device and owned:
             device = owned[0]
         elif not device and local is not None and local < len(self.devices):

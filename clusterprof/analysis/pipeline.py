@@ -30,12 +30,7 @@ from clusterprof.analysis.findings.report import RunContext, build_report
 from clusterprof.analysis.importers.nccl.inspector import describe_inspector_logs
 from clusterprof.analysis.inputs.profiler_traces import describe_dumps
 from clusterprof.analysis.job.dives import describe_dives
-from clusterprof.analysis.node.selection import (
-    ENTIRE_RUN,
-    PartOfRun,
-    ProgressCallback,
-    build_windows,
-)
+from clusterprof.analysis.node.selection import WHOLE_RUN, PartOfRun, ProgressCallback, build_parts
 from clusterprof.analysis.tasks.base import NO_CLUSTER, Cluster
 from clusterprof.analysis.tasks.local_engine import Engine, JobRequest, LocalEngine
 from clusterprof.errors import NoRecording, UsageError
@@ -118,7 +113,7 @@ class AnalysisRequest:
     """Whether to report also what happened when (`Report.history`)."""
     on_progress: ProgressCallback | None = None
     """Called with the progress."""
-    part: PartOfRun = ENTIRE_RUN
+    part: PartOfRun = WHOLE_RUN
     """The analyzed part; everything outside it counts as outside the steps."""
     leave_unknown: bool = False
     """Whether to leave files of no known format out and name them in a note."""
@@ -150,7 +145,7 @@ def analyze(
     facts: Mapping[str, Any] = _EMPTY,
     history: bool = False,
     on_progress: ProgressCallback | None = None,
-    part: PartOfRun = ENTIRE_RUN,
+    part: PartOfRun = WHOLE_RUN,
     leave_unknown: bool = False,
     cluster: Cluster = NO_CLUSTER,
     queued_at_ns: int | None = None,
@@ -236,9 +231,9 @@ def _run_analysis(
     engine: Engine, title: str, inputs: Inputs, limits: Mapping[str, Any], request: AnalysisRequest
 ) -> Analysis:
     sources = engine.find_nodes(inputs.paths) if inputs.paths else NodeSources(())
-    windows = build_windows(sources.folders, request.part, engine.read_starts)
+    parts = build_parts(sources.folders, request.part, engine.read_starts)
     job_request = JobRequest(limits, request.history, not request.part.whole, request.on_progress)
-    job = engine.analyze_job(sources.folders, windows, job_request)
+    job = engine.analyze_job(sources.folders, parts, job_request)
     dumps = describe_dumps(job.dumps, job.unread_dumps)
     logs = describe_inspector_logs(job.folders)
     dives = describe_dives(job.folders, job.across.nodes)

@@ -77,10 +77,10 @@ def open_spill(folders: Sequence[Path]) -> Iterator[SpillLocation]:
     with ExitStack() as stack:
         try:
             remove_stale_folders(Path(tempfile.gettempdir()))
-            place = _create_folder(stack)
+            location = _create_folder(stack)
         except OSError as error:
-            place = SpillLocation("", MAX_IN_MEMORY_BYTES, str(error))
-        yield place
+            location = SpillLocation("", MAX_IN_MEMORY_BYTES, str(error))
+        yield location
 
 
 def _create_folder(stack: ExitStack) -> SpillLocation:
@@ -131,8 +131,8 @@ def measure_size_bytes(folders: Sequence[Path]) -> int:
     return total
 
 
-def _get_file_path(place: SpillLocation, number: int) -> str:
-    return os.path.join(place.address, f"{number:06d}.blocks")
+def _get_file_path(location: SpillLocation, number: int) -> str:
+    return os.path.join(location.address, f"{number:06d}.blocks")
 
 
 def split_location(location: int) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def split_location(location: int) -> tuple[int, int]:
 class SpillWriter:
     """Stores the operations of one node: in its file or sink, else in memory up to a limit."""
 
-    place: SpillLocation
+    location: SpillLocation
     why_full: str = ""
     _file: int = field(default=-1, init=False)
     _in_memory: int = field(default=0, init=False)
@@ -152,12 +152,14 @@ class SpillWriter:
     _why_no_file: str = field(default="", init=False)
 
     def __enter__(self) -> SpillWriter:
-        self._why_no_file = self.place.why_no_file
-        if self.place.address:
+        self._why_no_file = self.location.why_no_file
+        if self.location.address:
             try:
                 # Each write is appended as a whole; the file position afterwards gives its offset.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._file = os.open(_get_file_path(self.place, self.place.number), flags, 0o600)
+                self._file = os.open(
+                    _get_file_path(self.location, self.location.number), flags, 0o600
+                )
             except OSError as error:
                 self._why_no_file = str(error)
         return self
@@ -169,8 +171,8 @@ class SpillWriter:
 
     def put(self, data: bytes) -> int | bytes | None:
         """Store data; return its location, or the data itself; None = no room left."""
-        if self.place.sink is not None:
-            return self._put_in_sink(self.place.sink, data)
+        if self.location.sink is not None:
+            return self._put_in_sink(self.location.sink, data)
         if self._file >= 0:
             try:
                 self._require_room(len(data))
@@ -182,20 +184,20 @@ class SpillWriter:
                 self._why_no_file = error.strerror or str(error)
             self.__exit__()
         self._in_memory += len(data)
-        if self._in_memory <= self.place.in_memory_bytes:
+        if self._in_memory <= self.location.in_memory_bytes:
             return data
         self.why_full = f"{tempfile.gettempdir()}: {self._why_no_file}"
         return None
 
     def _put_in_sink(self, sink: bytearray, data: bytes) -> int | None:
-        if len(sink) + len(data) > self.place.in_memory_bytes:
-            self.why_full = f"more than {self.place.in_memory_bytes:,} bytes for one node"
+        if len(sink) + len(data) > self.location.in_memory_bytes:
+            self.why_full = f"more than {self.location.in_memory_bytes:,} bytes for one node"
             return None
         sink += data
         return self._locate(len(sink) - len(data))
 
     def _locate(self, offset: int) -> int:
-        return self.place.number << _OFFSET_BITS | offset
+        return self.location.number << _OFFSET_BITS | offset
 
     def _require_room(self, length: int) -> None:
         """Check the size of the folder now and then.
@@ -205,15 +207,15 @@ class SpillWriter:
         self._unchecked += length
         if self._unchecked >= _CHECK_BYTES:
             self._unchecked = 0
-            if measure_size_bytes([Path(self.place.address)]) >= self.place.max_bytes:
-                raise OSError(f"the limit of {self.place.max_bytes:,} bytes is reached")
+            if measure_size_bytes([Path(self.location.address)]) >= self.location.max_bytes:
+                raise OSError(f"the limit of {self.location.max_bytes:,} bytes is reached")
 
 
 class SpillReader:
     """Reads back what SpillWriter has stored."""
 
-    def __init__(self, place: SpillLocation) -> None:
-        self._place = place
+    def __init__(self, location: SpillLocation) -> None:
+        self._location = location
         self._files: dict[int, int] = {}
 
     def __enter__(self) -> SpillReader:
@@ -223,20 +225,20 @@ class SpillReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def get(self, place: int | bytes, length: int) -> bytes:
+    def get(self, stored_block: int | bytes, length: int) -> bytes:
         """Read stored data back.
 
         Raises: OSError when it cannot be read as a whole.
         """
-        if isinstance(place, bytes):
-            return place
-        blocks = self._place.blocks
+        if isinstance(stored_block, bytes):
+            return stored_block
+        blocks = self._location.blocks
         if blocks is not None:
-            if place not in blocks:
-                raise OSError(self._place.why_no_file or "operations were not brought here")
-            data = blocks[place][:length].tobytes()
+            if stored_block not in blocks:
+                raise OSError(self._location.why_no_file or "operations were not brought here")
+            data = blocks[stored_block][:length].tobytes()
         else:
-            number, offset = split_location(place)
+            number, offset = split_location(stored_block)
             data = os.pread(self._open(number), length, offset)
         if len(data) != length:
             raise OSError(f"{len(data)} of {length} bytes could be read back")
@@ -246,6 +248,6 @@ class SpillReader:
         if number not in self._files:
             if len(self._files) >= _MAX_OPEN_FILES:  # the one that was opened first is closed
                 os.close(self._files.pop(next(iter(self._files))))
-            path = _get_file_path(self._place, number)
+            path = _get_file_path(self._location, number)
             self._files[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return self._files[number]

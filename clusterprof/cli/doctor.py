@@ -347,7 +347,7 @@ _Rows = list[tuple[str, str]]
 
 
 def _list_job_facts(environment: JobEnvironment) -> tuple[str, _Rows]:
-    place = environment.place
+    place = environment.job_context
     facts = place.facts
     launched = " and ".join(place.launchers) or "no launcher: this is outside a job"
     rows = [("launcher", launched)]
@@ -425,7 +425,7 @@ def _collect_device_variables(environment: JobEnvironment) -> dict[str, str]:
     different.
     """
     out: dict[str, str] = {}
-    for process in environment.place.processes:
+    for process in environment.job_context.processes:
         for name, value in process.chosen.items():
             if out.setdefault(name, value) != value:
                 out[name] = "(differs from rank to rank)"

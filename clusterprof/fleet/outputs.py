@@ -23,7 +23,7 @@ from clusterprof.output.renderers.text.safety import (
 
 if TYPE_CHECKING:
     from clusterprof.output.exporters.base import Output
-    from clusterprof.output.exporters.tables import Kind, Rows, Table
+    from clusterprof.output.exporters.tables import ExportTable, Kind, Rows
 
 SCHEMA_VERSION = 1
 _MIN_NAME_COLUMNS = 8
@@ -207,7 +207,7 @@ def export_ledger(ledger: Ledger, form: str, output: Output, names: list[str]) -
     Raises: UsageError for an unknown table, several tables without a folder, and Parquet without
     pyarrow or to a terminal.
     """
-    from clusterprof.output.exporters.tables import Table  # the exporters load the analysis
+    from clusterprof.output.exporters.tables import ExportTable  # the exporters load the analysis
     from clusterprof.output.exporters.tabular import select_named_tables
 
     wanted = select_named_tables(output, list(FLEET_TABLES), names)
@@ -215,12 +215,12 @@ def export_ledger(ledger: Ledger, form: str, output: Output, names: list[str]) -
         ledger.connection.execute("BEGIN")  # all tables show the same jobs
         try:
             for name in wanted:
-                _write_table(ledger, form, output, Table(name, FLEET_TABLES[name]))
+                _write_table(ledger, form, output, ExportTable(name, FLEET_TABLES[name]))
         finally:
             ledger.connection.execute("COMMIT")
 
 
-def _write_table(ledger: Ledger, form: str, output: Output, table: Table) -> None:
+def _write_table(ledger: Ledger, form: str, output: Output, table: ExportTable) -> None:
     from clusterprof.output.exporters.tabular import open_table_writer
 
     suffix = f".{form}"
@@ -232,7 +232,7 @@ def _write_table(ledger: Ledger, form: str, output: Output, table: Table) -> Non
         writer.close()
 
 
-def _iterate_batches(ledger: Ledger, table: Table) -> Iterator[Rows]:
+def _iterate_batches(ledger: Ledger, table: ExportTable) -> Iterator[Rows]:
     from clusterprof.output.exporters.tables import BATCH_ROWS
 
     cursor = ledger.connection.execute(_QUERIES[table.name])

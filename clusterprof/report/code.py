@@ -13,7 +13,7 @@ LoaderStage = Literal["", "dataset", "transform", "collate", "pin"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodeLocation:
     """A line of code, in a function of a file."""
 
     file: str
@@ -28,10 +28,10 @@ class Place:
 class CodeLine:
     """A line of the user's own code, and the device time lost while it ran."""
 
-    place: Place
+    place: CodeLocation
     """The innermost line outside the standard library and installed packages; where the stack has
     none, the outermost line that is known."""
-    library: Place | None
+    library: CodeLocation | None
     """The line of the library that it called; None where it called none."""
     lost_ns: int
     """Device time lost while this line ran, in ns."""
@@ -53,9 +53,9 @@ class CodeLine:
 class WorkLine:
     """A line of the user's own code, and the step time that the training thread worked in it."""
 
-    place: Place
+    place: CodeLocation
     """As in `CodeLine`."""
-    library: Place | None
+    library: CodeLocation | None
     """As in `CodeLine`."""
     worked_ns: int
     """Step time that was not lost while this line ran, over all ranks, in ns."""
@@ -88,7 +88,7 @@ class StackTime:
 class CodeProfile:
     """The stacks of all ranks in which device time was lost."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[CodeLocation, ...] = ()
     is_library: tuple[bool, ...] = ()
     """Of each place, whether its file is of the standard library or an installed package."""
     stacks: tuple[StackTime, ...] = ()

@@ -28,7 +28,7 @@ from math import gcd
 from typing import NamedTuple
 
 from clusterprof.trace import frame
-from clusterprof.trace.frame import CODEC_NONE, CODEC_ZLIB, Block
+from clusterprof.trace.frame import CODEC_NONE, CODEC_ZLIB, ColumnBlock
 
 LANE_BYTES = 8
 INT = 0
@@ -99,7 +99,7 @@ class PlaneSink:
         return raw_bytes, len(plain), CODEC_NONE, [*self.raw, plain]
 
 
-def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) -> Block:
+def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) -> ColumnBlock:
     """Pack columns of equal type and length, each value as its difference to `lag` rows
     before.
     """
@@ -107,7 +107,7 @@ def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) 
     rows = lanes // columns
     lag = min(lag, rows)
     if rows <= lag:
-        return Block(kind, columns, rows, lag, 0, sink.add_lanes(data), 0)
+        return ColumnBlock(kind, columns, rows, lag, 0, sink.add_lanes(data), 0)
     values = int.from_bytes(data, "little")
     before = values << 64 * lag & _build_masks(lanes)[2]
     if kind == FLOAT:
@@ -115,7 +115,9 @@ def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) 
     else:
         changes, zigzag = encode_zigzag(subtract_lanes(values, before, lanes), lanes)
     firsts, rest = _split_first_values(data, changes.to_bytes(len(data), "little"), rows, lag)
-    return Block(kind, columns, rows, lag, zigzag, sink.add_lanes(firsts), sink.add_lanes(rest))
+    return ColumnBlock(
+        kind, columns, rows, lag, zigzag, sink.add_lanes(firsts), sink.add_lanes(rest)
+    )
 
 
 def scale_integers(data: bytes, factor: int) -> bytes | None:
@@ -148,9 +150,9 @@ def scale_floats(data: bytes) -> bytes | None:
     return thousandths_lanes if back.tobytes() == data else None
 
 
-def pack_plain(sink: PlaneSink, lanes: bytes, zigzag: int = 0) -> Block:
+def pack_plain(sink: PlaneSink, lanes: bytes, zigzag: int = 0) -> ColumnBlock:
     """Pack one int64 column without differences: for small numbers and for prepared columns."""
-    return Block(INT, 1, len(lanes) // LANE_BYTES, 0, zigzag, 0, sink.add_lanes(lanes))
+    return ColumnBlock(INT, 1, len(lanes) // LANE_BYTES, 0, zigzag, 0, sink.add_lanes(lanes))
 
 
 def subtract_lanes(left: int, right: int, lanes: int) -> int:
@@ -224,7 +226,7 @@ def pack_mask(mask: bytes) -> bytes:
 _ASCII_BITS = b"0" + b"1" * 255
 
 
-class Table(NamedTuple):
+class RecordColumns(NamedTuple):
     """The columns of one record."""
 
     name: str
@@ -261,8 +263,8 @@ class StrategyPlanner:
         self._plans.clear()
 
     def pack(
-        self, sink: PlaneSink, tables: Sequence[Table], lag: int
-    ) -> tuple[list[ColumnStrategy], list[frame.Block]]:
+        self, sink: PlaneSink, tables: Sequence[RecordColumns], lag: int
+    ) -> tuple[list[ColumnStrategy], list[frame.ColumnBlock]]:
         """Pack tables; return the strategy of each, and the blocks: equal lengths share blocks."""
         plans = [self._plan(table) for table in tables]
         blocks = []
@@ -278,7 +280,7 @@ class StrategyPlanner:
                     blocks.append(pack_block(sink, kind, data, columns, lag))
         return plans, blocks
 
-    def _plan(self, table: Table) -> ColumnStrategy:
+    def _plan(self, table: RecordColumns) -> ColumnStrategy:
         known = self._plans.get(table.name)
         if (
             known is not None
@@ -289,7 +291,7 @@ class StrategyPlanner:
         return self._remember(table, "".join(map(choose_storage, table.columns)))
 
     def _lanes(
-        self, tables: Sequence[Table], plans: list[ColumnStrategy], members: Sequence[int]
+        self, tables: Sequence[RecordColumns], plans: list[ColumnStrategy], members: Sequence[int]
     ) -> dict[str, bytes]:
         """Return the lanes of all members by storage code; correct strategies that prove wrong."""
         lanes = {}
@@ -308,7 +310,7 @@ class StrategyPlanner:
                 lanes[code] = stored
         return lanes
 
-    def _correct(self, table: Table, plan: ColumnStrategy, code: str) -> ColumnStrategy:
+    def _correct(self, table: RecordColumns, plan: ColumnStrategy, code: str) -> ColumnStrategy:
         if code not in plan.order:
             return plan
         stored = "".join(
@@ -317,7 +319,7 @@ class StrategyPlanner:
         )
         return self._remember(table, stored)
 
-    def _remember(self, table: Table, stored: str) -> ColumnStrategy:
+    def _remember(self, table: RecordColumns, stored: str) -> ColumnStrategy:
         order: dict[str, list[int]] = {}
         for code in frame.STORED_TYPES:
             if code in stored:

@@ -35,7 +35,7 @@ _DTYPES = {packing.INT: np.dtype("<i8"), packing.FLOAT: np.dtype("<f8")}
 
 
 def open_planes(
-    source: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.Block]
+    source: Frame, raw_bytes: int, unpacked_bytes: int, blocks: Sequence[frame.ColumnBlock]
 ) -> Planes:
     """Open the planes of a frame.
 
@@ -63,7 +63,7 @@ def open_planes(
     return Planes(source, raw_bytes, unpacked_bytes)
 
 
-def count_values(blocks: Sequence[frame.Block]) -> int:
+def count_values(blocks: Sequence[frame.ColumnBlock]) -> int:
     """Count the values that blocks decode to."""
     return sum([block.columns * block.rows for block in blocks])
 
@@ -197,7 +197,9 @@ class Lanes:
         return out
 
 
-def unpack_blocks(frames: Sequence[tuple[Planes, Sequence[frame.Block]]]) -> list[NDArray[Any]]:
+def unpack_blocks(
+    frames: Sequence[tuple[Planes, Sequence[frame.ColumnBlock]]],
+) -> list[NDArray[Any]]:
     """Decode the blocks of frames of equal shape, each to int64 or float64[columns, frames,
     rows].
 
@@ -218,7 +220,7 @@ def unpack_blocks(frames: Sequence[tuple[Planes, Sequence[frame.Block]]]) -> lis
 
 
 def read_column_ends(
-    source: Planes, blocks: Sequence[frame.Block], index: int, column: int
+    source: Planes, blocks: Sequence[frame.ColumnBlock], index: int, column: int
 ) -> tuple[int, int]:
     """Return the first and the last value of one int64 column, modulo 2**64.
 
@@ -241,7 +243,7 @@ def read_column_ends(
 
 
 def _decode_block(
-    shape: frame.Block, frames: int, firsts: NDArray[np.uint64], rest: NDArray[np.uint64]
+    shape: frame.ColumnBlock, frames: int, firsts: NDArray[np.uint64], rest: NDArray[np.uint64]
 ) -> NDArray[Any]:
     """Sum the differences of a block, in all frames at once."""
     dtype, columns, rows, lag = _DTYPES[shape.kind], shape.columns, shape.rows, shape.lag
@@ -361,7 +363,7 @@ def _locate_table_columns(
 class _ColumnQueues:
     """Takes the columns of blocks in the order in which they were stored."""
 
-    def __init__(self, blocks: Sequence[tuple[int, frame.Block]]) -> None:
+    def __init__(self, blocks: Sequence[tuple[int, frame.ColumnBlock]]) -> None:
         self._columns = {
             (block.kind, block.rows): iter([(index, row) for row in range(block.columns)])
             for index, block in blocks
@@ -407,7 +409,9 @@ class EncodedFrame:
 
     __slots__ = ("_arrays", "_at", "blocks", "plan", "planes")
 
-    def __init__(self, plan: FramePlan, planes: Planes, blocks: Sequence[frame.Block]) -> None:
+    def __init__(
+        self, plan: FramePlan, planes: Planes, blocks: Sequence[frame.ColumnBlock]
+    ) -> None:
         self.plan = plan
         self.blocks = blocks
         self.planes: Planes | None = planes

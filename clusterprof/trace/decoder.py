@@ -60,7 +60,7 @@ class PackedSpans:
     base_ns: int
     constants: Sequence[tuple[int, int]]
     """(row of SPAN_FIELDS, its constant value)."""
-    blocks: Sequence[tuple[int, frame.Block]]
+    blocks: Sequence[tuple[int, frame.ColumnBlock]]
     """(row of SPAN_FIELDS, block); rows 0 and 1 hold gap and duration."""
     planes: Planes
 

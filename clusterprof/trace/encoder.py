@@ -26,7 +26,7 @@ import msgspec
 
 from clusterprof.trace import column_codec as packing
 from clusterprof.trace import frame
-from clusterprof.trace.column_codec import StrategyPlanner, Table
+from clusterprof.trace.column_codec import RecordColumns, StrategyPlanner
 from clusterprof.trace.frame import LayoutTable
 from clusterprof.trace.schema import (
     SPAN_FIELDS,
@@ -89,7 +89,7 @@ class Encoder:
             typecodes = _check_columns(values, rows, record.collector)
             if {len(record.signals), len(record.devices), len(record.masks)} - {len(values)}:
                 raise ValueError(f"{record.collector}: signals, devices, values and masks differ")
-            tables.append(Table(record.collector, rows, typecodes, values, (record.t_ns,)))
+            tables.append(RecordColumns(record.collector, rows, typecodes, values, (record.t_ns,)))
         sink = packing.PlaneSink()
         plans, blocks = self._columns_planner.pack(sink, tables, 1)
         parts: list[frame.ColumnsPart] = []
@@ -109,7 +109,7 @@ class Encoder:
 
     def _rows(self, records: Sequence[Rows]) -> bytes:
         sink = packing.PlaneSink()
-        blocks: list[frame.Block] = []
+        blocks: list[frame.ColumnBlock] = []
         parts: list[frame.ColumnsPart] = []
         layouts: list[bytes] = []
         for record in records:
@@ -117,7 +117,7 @@ class Encoder:
             typecodes = _check_columns(record.columns, rows, record.table)
             if len(record.names) != len(record.columns):
                 raise ValueError(f"{record.table}: names and columns differ in number")
-            table = Table(record.table, rows, typecodes, record.columns)
+            table = RecordColumns(record.table, rows, typecodes, record.columns)
             (plan,), its_blocks = self._rows_planner.pack(sink, [table], _estimate_period(record))
             blocks += its_blocks
             strings = {name: tuple(values) for name, values in record.strings.items()}
@@ -138,7 +138,7 @@ def _encode_spans(records: Sequence[Spans]) -> bytes:
     of two nested spans). Processes follow each other in one long column per field.
     """
     sink = packing.PlaneSink()
-    blocks: list[frame.Block] = []
+    blocks: list[frame.ColumnBlock] = []
     parts = []
     for record in records:
         columns = [record.columns[name] for name in SPAN_FIELDS]
@@ -185,7 +185,7 @@ def _encode_spans(records: Sequence[Spans]) -> bytes:
 def _finish_columns_frame(
     kind: int,
     sink: packing.PlaneSink,
-    blocks: list[frame.Block],
+    blocks: list[frame.ColumnBlock],
     parts: list[frame.ColumnsPart],
     layouts: list[bytes],
 ) -> bytes:

@@ -136,7 +136,7 @@ def unpack_frame(data: Any, offset: int, payload_bytes: int) -> Frame:
 # Arrays instead of maps: a name per field and frame would cost more than the field.
 
 
-class Block(msgspec.Struct, array_like=True, frozen=True):
+class ColumnBlock(msgspec.Struct, array_like=True, frozen=True):
     """Columns of one type and length, stored together (see `columns`)."""
 
     kind: int
@@ -167,7 +167,7 @@ class ColumnsHeader(msgspec.Struct, array_like=True, frozen=True):
 
     raw_bytes: int
     unpacked_bytes: int
-    blocks: list[Block]
+    blocks: list[ColumnBlock]
     parts: list[ColumnsPart]
     layouts: list[bytes]
     """Definitions that other frames may refer to by their `layout_key`."""
@@ -211,7 +211,7 @@ class SpansHeader(msgspec.Struct, array_like=True, frozen=True):
 
     raw_bytes: int
     unpacked_bytes: int
-    blocks: list[Block]
+    blocks: list[ColumnBlock]
     parts: list[SpansPart]
     base_ns: int
     """Start of the first span."""

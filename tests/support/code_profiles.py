@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
+from clusterprof.report.code import CodeLine, CodeLocation, CodeProfile, StackTime, WorkLine
 from clusterprof.report.model import Report
 from tests.support.reports import make_storage_report
 
 S = 1_000_000_000
-MAIN = Place("/job/train.py", 90, "main")
-AUGMENT = Place("/job/train.py", 42, "Images.augment")
-LOADER = Place("/venv/lib/python3/dist-packages/torch/utils/data/loader.py", 733, "__next__")
-RESIZE = Place("/venv/lib/python3/dist-packages/PIL/Image.py", 2450, "Image.resize")
-COLLATE = Place("/job/data/utils.py", 7, "collate")
-OTHER_UTILS = Place("/job/model/utils.py", 12, "log")
-JSON = Place("/usr/lib/python3.12/json/decoder.py", 355, "raw_decode")
+MAIN = CodeLocation("/job/train.py", 90, "main")
+AUGMENT = CodeLocation("/job/train.py", 42, "Images.augment")
+LOADER = CodeLocation("/venv/lib/python3/dist-packages/torch/utils/data/loader.py", 733, "__next__")
+RESIZE = CodeLocation("/venv/lib/python3/dist-packages/PIL/Image.py", 2450, "Image.resize")
+COLLATE = CodeLocation("/job/data/utils.py", 7, "collate")
+OTHER_UTILS = CodeLocation("/job/model/utils.py", 12, "log")
+JSON = CodeLocation("/usr/lib/python3.12/json/decoder.py", 355, "raw_decode")
 PLACES = (MAIN, LOADER, AUGMENT, RESIZE, COLLATE, OTHER_UTILS, JSON)
 
 PROFILE = CodeProfile(

@@ -15,7 +15,7 @@ from clusterprof.trace.decoder import Decoder, PackedSpans, decode_span_frames
 from clusterprof.trace.frame import (
     CODEC_NONE,
     KIND_COLUMNS,
-    Block,
+    ColumnBlock,
     ColumnsHeader,
     Frame,
     FrameError,
@@ -151,7 +151,7 @@ def test_the_ends_of_a_column_are_read_without_decoding(tmp_path: Path) -> None:
 
 
 def test_a_block_of_unknown_kind_is_refused_during_frame_read() -> None:
-    header = ColumnsHeader(0, 0, [Block(7, 1, 1, 0, 0, 0, 0)], [], [])
+    header = ColumnsHeader(0, 0, [ColumnBlock(7, 1, 1, 0, 0, 0, 0)], [], [])
     got = Frame(KIND_COLUMNS, 1, CODEC_NONE, msgspec.msgpack.encode(header), b"")
     with pytest.raises(FrameError, match="without a valid shape"):
         Decoder().packed(got)

@@ -67,7 +67,7 @@ from clusterprof.agent.linux.threads import DescriptorBudget
 from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal
 
-_PORT_COUNTERS: tuple[tuple[Signal, tuple[names.Source, ...]], ...] = (
+_PORT_COUNTERS: tuple[tuple[Signal, tuple[names.CounterFiles, ...]], ...] = (
     (signals.RDMA_RECEIVE, (names.RECEIVED_WORDS, names.RECEIVED_BYTES)),
     (signals.RDMA_TRANSMIT, (names.SENT_WORDS, names.SENT_BYTES)),
     (signals.RDMA_TRANSMIT_WAIT, (names.XMIT_WAIT,)),

@@ -31,7 +31,7 @@ _OWNERS = (USER, JOB, ADMIN)
 class JobEnvironment:
     """The results of the checks, as printed by `doctor --job`."""
 
-    place: JobContext
+    job_context: JobContext
     devices: Sequence[Mapping[str, Any]]
     affinity: Mapping[str, Any]
     files: Sequence[Mapping[str, Any]]
@@ -42,16 +42,16 @@ class JobEnvironment:
 
     def document(self) -> dict[str, Any]:
         """Return everything except the source checks, ready for JSON."""
-        place = self.place
+        job_context = self.job_context
         return {
             "job": {
-                "launchers": list(place.launchers),
-                "name": place.job,
-                **place.facts,
-                "allocation_only": place.allocation_only,
+                "launchers": list(job_context.launchers),
+                "name": job_context.job,
+                **job_context.facts,
+                "allocation_only": job_context.allocation_only,
             },
-            "processes": [asdict(process) for process in place.processes],
-            "processes_from": "recorder" if place.from_recorder else "environments",
+            "processes": [asdict(process) for process in job_context.processes],
+            "processes_from": "recorder" if job_context.from_recorder else "environments",
             "devices": list(self.devices),
             "affinity": dict(self.affinity),
             "files": list(self.files),
@@ -76,13 +76,20 @@ def check_job_environment(
     cwd, paths: folders whose file systems are checked.
     """
     roots = roots or Roots()
-    place = find_job_context(roots, environ, *own_pids)
-    pids = [process.pid for process in place.processes]
-    checks = [*check_sources(collectors, roots, isolate, place.run_dir, pids), check_spans(environ)]
-    device_entries = devices.map_devices_to_ranks(checks, place.processes)
+    job_context = find_job_context(roots, environ, *own_pids)
+    pids = [process.pid for process in job_context.processes]
+    checks = [
+        *check_sources(collectors, roots, isolate, job_context.run_dir, pids),
+        check_spans(environ),
+    ]
+    device_entries = devices.map_devices_to_ranks(checks, job_context.processes)
     # Run next to a job, doctor reports the cores of the job's ranks, not its own.
-    pid = place.processes[0].pid if place.processes and not _is_inside_job(place) else None
-    cores = affinity.read_affinity(roots, pid, place.processes, environ)
+    pid = (
+        job_context.processes[0].pid
+        if job_context.processes and not _is_inside_job(job_context)
+        else None
+    )
+    cores = affinity.read_affinity(roots, pid, job_context.processes, environ)
     if roots == Roots():
         mounts = network.describe_file_systems(roots, environ, cwd, paths)
         network_checks = network.read_job_fabric(roots, environ)
@@ -91,21 +98,21 @@ def check_job_environment(
         network_checks = network.read_job_fabric(roots, environ, lambda path: True)
     settings = devices.read_kernel_settings(roots, pid)
     changes = [
-        *devices.find_device_changes(device_entries, place.processes),
-        *affinity.find_affinity_changes(cores, device_entries, place.launchers),
-        *network.find_file_system_changes(mounts, place.launchers),
+        *devices.find_device_changes(device_entries, job_context.processes),
+        *affinity.find_affinity_changes(cores, device_entries, job_context.launchers),
+        *network.find_file_system_changes(mounts, job_context.launchers),
         *network.find_fabric_changes(network_checks, device_entries),
         *_list_source_changes(checks),
         *devices.find_setting_changes(settings),
     ]
     changes.sort(key=lambda change: _OWNERS.index(change.owner))
     return JobEnvironment(
-        place, device_entries, cores, mounts, network_checks, settings, changes, checks
+        job_context, device_entries, cores, mounts, network_checks, settings, changes, checks
     )
 
 
-def _is_inside_job(place: JobContext) -> bool:
-    return any(process.here for process in place.processes)
+def _is_inside_job(job_context: JobContext) -> bool:
+    return any(process.here for process in job_context.processes)
 
 
 def _skip_statvfs(path: str) -> None:

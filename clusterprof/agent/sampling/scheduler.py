@@ -272,7 +272,7 @@ CLOCK_INTERVAL_NS = 10_000_000_000
 _Answer = TypeVar("_Answer")
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """A producer of its own records: registrations, rings, helpers.
 
     A source that needs prompt attention also has a method `look(now_ns)`. It is called when
@@ -294,7 +294,7 @@ class OptionalSource:
     """A source without which the recording goes on: its first error ends it, and is logged."""
 
     def __init__(
-        self, name: str, source: Source, note: Callable[[str, BaseException], None]
+        self, name: str, source: RecordSource, note: Callable[[str, BaseException], None]
     ) -> None:
         """name: of the source in the log. note: writes to the recorder's log."""
         self._name, self._source, self._note, self._is_off = name, source, note, False
@@ -325,7 +325,7 @@ class OptionalSource:
 
 def record_batches(
     runners: Sequence[CollectorRunner],
-    sources: Sequence[Source],
+    sources: Sequence[RecordSource],
     clock: Clock,
     schedule: Schedule,
     budget: Budget,
@@ -395,7 +395,7 @@ def _adapt_slowdown(budget: Budget, schedule: Schedule, clock: Clock, now_ns: in
 
 
 def _finish_recording(
-    runners: Sequence[CollectorRunner], sources: Sequence[Source], clock: Clock, reason: str
+    runners: Sequence[CollectorRunner], sources: Sequence[RecordSource], clock: Clock, reason: str
 ) -> list[Record]:
     now_ns = clock.now_ns()
     records = [record for source in sources for record in source.finish(now_ns)]
@@ -410,7 +410,7 @@ def _compute_next_tick(planned_ns: int, interval_ns: int, now_ns: int) -> int:
     return planned_ns + ((now_ns - planned_ns) // interval_ns + 1) * interval_ns
 
 
-def _take_source_records(sources: Sequence[Source], now_ns: int) -> Iterator[Record]:
+def _take_source_records(sources: Sequence[RecordSource], now_ns: int) -> Iterator[Record]:
     for source in sources:
         yield from source.take(now_ns)
 

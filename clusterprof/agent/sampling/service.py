@@ -70,8 +70,8 @@ from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
     Budget,
     OptionalSource,
+    RecordSource,
     Schedule,
-    Source,
     SystemClock,
     record_batches,
 )
@@ -309,7 +309,7 @@ class Service:
             [f"nothing can be written yet: {trouble}", *notes] if trouble else notes,
         )
 
-    def _make_sources(self, folder: Path) -> tuple[Source, ...]:
+    def _make_sources(self, folder: Path) -> tuple[RecordSource, ...]:
         """Make what produces its own records; the rings come before what reads their progress."""
         request, run_dir = self._order, self._order.run_dir
         plan, proc = request.plan, str(request.roots.proc)
@@ -323,7 +323,7 @@ class Service:
         )
         if self._redactor is not None:  # the others write files that hold paths and names
             return own
-        optional: dict[str, Source] = {
+        optional: dict[str, RecordSource] = {
             "flight recorder": FlightRecorderDumps(run_dir, folder, proc),
             "NCCL Inspector": InspectorOutput(run_dir, folder, self._note),
             "autopsy": autopsies,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from clusterprof.analysis.advice.context import AdviceContext
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import Advice, Evidence
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
@@ -255,7 +255,7 @@ def format_share(share: float) -> str:
     return f"{min(100 * share, 100.0):.0f} %"
 
 
-def format_place(place: Place) -> str:
+def format_place(place: CodeLocation) -> str:
     """Format a line for a sentence: "train.py:42 in augment"."""
     if place.file.startswith("<"):
         return place.function

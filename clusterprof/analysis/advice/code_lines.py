@@ -26,7 +26,7 @@ from clusterprof.analysis.advice.base import (
     strip_command_marks,
 )
 from clusterprof.analysis.advice.context import AdviceContext, CodePath
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import Advice
 from clusterprof.units import format_quantity
 
@@ -88,7 +88,7 @@ class KnownCall:
     replaces: tuple[str, ...] = ()
     """General recommendations that say less."""
 
-    def matches_frame(self, place: Place) -> bool:
+    def matches_frame(self, place: CodeLocation) -> bool:
         """Return whether a frame of a library is this call."""
         if place.file == _BUILT_IN:
             return bool(self.built_in) and re.fullmatch(self.built_in, place.function) is not None
@@ -551,7 +551,7 @@ def select_line_advice(context: AdviceContext) -> tuple[LineAdvice, ...]:
 def _build_advice(
     call: KnownCall, paths: list[CodePath], share: float, context: AdviceContext
 ) -> Advice:
-    shares: dict[Place, float] = {}
+    shares: dict[CodeLocation, float] = {}
     for path in paths:
         shares[path.place] = shares.get(path.place, 0.0) + path.share_ratio
     line = max(shares, key=lambda place: (shares[place], str(place)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import Evidence, Finding
 
 MIN_JUDGED_NS = 50_000_000
@@ -132,9 +132,9 @@ class RankSetup:
 class CodePath:
     """Time of a finding that was lost in one stack, from the line of the user on."""
 
-    place: Place
+    place: CodeLocation
     """The line of the user's own code; the outermost known line where there is none."""
-    called: tuple[Place, ...] = ()
+    called: tuple[CodeLocation, ...] = ()
     """Lines of libraries below it, outermost first."""
     share_ratio: float = 0.0
     """Part of the finding's lost time, 0 to 1."""

@@ -21,13 +21,13 @@ from clusterprof.analysis.attribution.confidence import (
     compute_confidence_score,
 )
 from clusterprof.analysis.attribution.lines.lost_time_by_stack import RankStackTimes
-from clusterprof.analysis.attribution.rank.chunk_boundary import OUTSIDE_SELECTION, RankState
+from clusterprof.analysis.attribution.rank.chunk_boundary import OUTSIDE_PART, RankState
 from clusterprof.analysis.attribution.rank.claims import BLOCKED
 from clusterprof.analysis.attribution.rank.history import RankTimeHistory
 from clusterprof.analysis.attribution.rank.step_blocks import StepBlockTable
 from clusterprof.analysis.attribution.taxonomy import CAUSES, FAMILIES
 from clusterprof.analysis.timeline.collectives.rows import RankOperations
-from clusterprof.analysis.timeline.load.ranks import UNREGISTERED, ProcessIdentity
+from clusterprof.analysis.timeline.load.ranks import UNREGISTERED, JobPosition
 from clusterprof.analysis.timeline.model import SOURCE_HOST_SPANS, Int
 from clusterprof.analysis.timeline.series import Period
 from clusterprof.report.model import UNATTRIBUTED, RankLedger
@@ -67,9 +67,9 @@ class RankResult:
     has_peers: bool
     marked: bool
     emulated: bool
-    identity: Mapping[str, str]
+    launcher_variables: Mapping[str, str]
     """Launcher variables that were found."""
-    place: ProcessIdentity = UNREGISTERED
+    job_position: JobPosition = UNREGISTERED
     """Position of the rank in its job."""
     started_ticks: int = -1
     """Start time of the process; identifies it on its machine, together with the pid."""
@@ -92,7 +92,7 @@ class RankResult:
     """When it lost what; None if not requested."""
     blocks: StepBlockTable | None = None
     """Its totals in blocks of steps; None without steps."""
-    own_losses: tuple[Int, Int] | None = field(default=None, compare=False)
+    losses_by_time_bin: tuple[Int, Int] | None = field(default=None, compare=False)
     """What it lost by cause and time bin (analysis.attribution.rank.time_spent), if it has no
     peers.
     """
@@ -115,8 +115,8 @@ class RankIdentity:
     marked: bool
     emulated: bool
     has_peers: bool
-    identity: Mapping[str, str] = field(default_factory=dict)
-    place: ProcessIdentity = UNREGISTERED
+    launcher_variables: Mapping[str, str] = field(default_factory=dict)
+    job_position: JobPosition = UNREGISTERED
     started_ticks: int = -1
 
 
@@ -168,8 +168,8 @@ def build_rank_result(
         identity.has_peers,
         identity.marked,
         identity.emulated,
-        identity.identity,
-        identity.place,
+        identity.launcher_variables,
+        identity.job_position,
         identity.started_ticks,
         state.first_ns or 0,
         state.last_ns or 0,
@@ -337,7 +337,7 @@ def _split_outside_time(
     lines = (
         (STARTUP, startup_ns),
         (LONG_FIRST_STEP, long_ns),
-        (OUTSIDE_SELECTION, outside_selection_ns),
+        (OUTSIDE_PART, outside_selection_ns),
         (AFTER_STEPS, rest_ns),
     )
     return tuple(line for line in lines if line[1])

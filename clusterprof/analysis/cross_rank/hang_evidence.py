@@ -31,7 +31,7 @@ from clusterprof.analysis.node.observations import RankEnding
 from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
 from clusterprof.probe import layout
-from clusterprof.report.code import CodeLine, Place
+from clusterprof.report.code import CodeLine, CodeLocation
 from clusterprof.units import SECOND_NS
 
 _OPERATION_NAMES = {
@@ -76,12 +76,12 @@ def describe_last_line(node: NodeResult, ending: RankEnding) -> str:
     worker = find_stuck_worker(node, ending)
     text = ""
     if line is not None and located is not None:
-        text = f"{'' if line.samples else 'last seen '}at {format_place(located.place)}"
+        text = f"{'' if line.samples else 'last seen '}at {format_code_location(located.place)}"
         if located.library is not None and not worker:
-            text += f" -> {format_place(located.library)}"
+            text += f" -> {format_code_location(located.library)}"
     if worker is not None:
         text += "; " if text else ""
-        text += f"its data worker {worker[0].pid} is at {format_place(worker[1].place)}"
+        text += f"its data worker {worker[0].pid} is at {format_code_location(worker[1].place)}"
     return text
 
 
@@ -107,8 +107,8 @@ def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeL
     )
 
 
-def format_place(code_location: Place) -> str:
-    """Format a place: `train.py:31 in load_batch`."""
+def format_code_location(code_location: CodeLocation) -> str:
+    """Format a code location: `train.py:31 in load_batch`."""
     name = os.path.basename(code_location.file) or "unknown file"
     where = f"{name}:{code_location.line}" if code_location.line else name
     return f"{where} in {code_location.function[:_MAX_FUNCTION_CHARACTERS] or 'unknown function'}"

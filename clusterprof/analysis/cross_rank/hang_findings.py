@@ -198,7 +198,7 @@ def _build_hang_culprit(recorded: RecordedRank) -> Culprit:
     ranks = recorded.node.ranks
     rank = next((r for r in ranks if (r.ledger.pid, r.started_ticks) == process_key), None)
     device = rank.ledger.device if rank is not None else ""
-    return Culprit(recorded.node.facts.name, recorded.ending.place.rank, device)
+    return Culprit(recorded.node.facts.name, recorded.ending.job_position.rank, device)
 
 
 def _describe_hang(hang: Hang, analysis: HangAnalysis) -> str:
@@ -325,7 +325,7 @@ def _group_by_job(nodes: Sequence[NodeResult]) -> dict[int, list[_Member]]:
 
 
 def _is_hung(members: Sequence[_Member]) -> bool:
-    if len(members) < max(2, max(rank.place.world_size or 0 for _, rank, _ in members)):
+    if len(members) < max(2, max(rank.job_position.world_size or 0 for _, rank, _ in members)):
         return False
     return all(_is_rank_hung(rank, end) for _, rank, end in members)
 

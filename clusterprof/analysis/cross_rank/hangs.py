@@ -135,18 +135,28 @@ def _list_recorded_ranks(nodes: Sequence[NodeResult]) -> Iterator[tuple[JobRank,
         for rank in node.ranks
     }
     by_place = {
-        (rank.place.job, rank.place.rendezvous, rank.place.world_size, rank.place.restart): rank.job
+        (
+            rank.job_position.job,
+            rank.job_position.rendezvous,
+            rank.job_position.world_size,
+            rank.job_position.restart,
+        ): rank.job
         for node in nodes
         for rank in node.ranks
     }
     for node in nodes:
         for ending in sorted(node.endings, key=lambda ending: ending.last_record_ns):
-            place = ending.place
-            place_key = place.job, place.rendezvous, place.world_size, place.restart
+            job_position = ending.job_position
+            job_key = (
+                job_position.job,
+                job_position.rendezvous,
+                job_position.world_size,
+                job_position.restart,
+            )
             process = node.facts.key, ending.pid, ending.started_ticks
-            job = by_process.get(process, by_place.get(place_key, -1))
-            if job >= 0 and place.rank is not None:
-                yield (job, place.rank), RecordedRank(node, ending)
+            job = by_process.get(process, by_place.get(job_key, -1))
+            if job >= 0 and job_position.rank is not None:
+                yield (job, job_position.rank), RecordedRank(node, ending)
 
 
 def _read_group_members(

@@ -189,19 +189,21 @@ def apply_implicit_barriers(state: JobState) -> JobState:
     try:
         for job, ranks in by_job.items():
             with_steps = _select_ranks_to_compare(ranks)
-            steps = _compare_job_steps(with_steps, state.place) if with_steps else None
+            steps = _compare_job_steps(with_steps, state.spill) if with_steps else None
             if steps is None:
                 continue
             compared[job] = steps
             needs_check = steps.is_synchronous and job not in busy_waiting
-            if needs_check and _is_busy_wait_confirmed(with_steps, state.place):
+            if needs_check and _is_busy_wait_confirmed(with_steps, state.spill):
                 busy_waiting.add(job)
         synchronous = {job: steps for job, steps in compared.items() if steps.is_synchronous}
         nodes = _with_implicit_barriers(state, synchronous, busy_waiting)
     except OSError as error:
         return replace(state, not_compared=str(error))
     members = {
-        (job, ALL_RANKS_GROUP): np.arange(max(rank.place.world_size or 0 for rank in by_job[job]))
+        (job, ALL_RANKS_GROUP): np.arange(
+            max(rank.job_position.world_size or 0 for rank in by_job[job])
+        )
         for job in synchronous
     }
     complete = {
@@ -263,7 +265,7 @@ def _with_implicit_barriers(
 
     Raises: OSError when the steps cannot be read back or written.
     """
-    with SpillReader(state.place) as reader, SpillWriter(state.place) as shelf:
+    with SpillReader(state.spill) as reader, SpillWriter(state.spill) as shelf:
 
         def apply_barriers(rank: RankResult) -> RankResult:
             if rank.job not in synchronous:

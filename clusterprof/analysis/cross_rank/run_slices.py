@@ -128,7 +128,7 @@ class SliceTask:
     columns: BlameColumns
     sums: BlameSums
     """Without operations."""
-    place: SpillLocation
+    spill: SpillLocation
     """Where the blocks are."""
     state: SliceState = FIRST_STATE
 
@@ -165,7 +165,7 @@ def blame_slice(task: SliceTask) -> SliceBlame:
 
     Raises: OSError when the operations cannot be read back.
     """
-    with SpillReader(task.place) as reader:
+    with SpillReader(task.spill) as reader:
         try:
             return _blame_slice(task, reader)
         except CutError:

@@ -44,7 +44,7 @@ class JobState:
 
     nodes: tuple[NodeResult, ...]
     """The nodes; waiting time in operations is attributed to causes in their ranks' results."""
-    place: SpillLocation = IN_MEMORY
+    spill: SpillLocation = IN_MEMORY
     """Where the analysis of the nodes has stored the operations of their ranks."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Bound limits object per cause id."""

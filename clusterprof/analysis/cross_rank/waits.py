@@ -190,7 +190,7 @@ def _observe_blame(
         sums,
         BlameColumns(tuple(used), tuple(hidden)),
         len(list_ranks(state.nodes)),
-        state.place,
+        state.spill,
         state.run_map,
     )
     return sums, unmatched

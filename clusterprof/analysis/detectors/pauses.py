@@ -37,7 +37,7 @@ from clusterprof.analysis.timeline.series import get_busy_readings
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 
 _MIN_SAMPLE_RATIO = 0.9  # of a slow sampler: two 1 s samples with 0.05 s idle each are no pause
 _USUAL_QUANTILE = 0.25  # nearly half of all steps may have pauses, and more of the samples
@@ -58,7 +58,7 @@ _MIN_LATE_RATIO = 0.5
 _MAX_LATE_RATIO = 0.25
 """… unless more than this part of those in operations comes late: another thread has the lock."""
 _SLEEPING, _IN_DISK_WAIT = ord("S"), ord("D")
-_LAUNCHING = Place("", 0, "")
+_LAUNCHING = CodeLocation("", 0, "")
 _LINES = "lines-of-stacks"
 """Where a chunk keeps the lines of its stacks: several detectors need them."""
 _OBJECT_FILES = re.compile(r"(?:^|/)torch/(?:distributed/distributed_c10d|serialization)\.py$")
@@ -250,7 +250,10 @@ def _choose_late(wake_ns: Int) -> float:
 
 
 def _compute_own_ratio(
-    samples: StackSamples, table: StackTable, late_ns: float, line_of: dict[int, tuple[Place, bool]]
+    samples: StackSamples,
+    table: StackTable,
+    late_ns: float,
+    line_of: dict[int, tuple[CodeLocation, bool]],
 ) -> float:
     """Compute which part of the time on a CPU of some samples was in lines that launch nothing.
 
@@ -285,7 +288,7 @@ def _compute_own_ratio(
     return ratio if is_enough else 0.0
 
 
-def _find_line(table: StackTable, stack: int) -> tuple[Place, bool]:
+def _find_line(table: StackTable, stack: int) -> tuple[CodeLocation, bool]:
     """Find the job's own line in a stack, if it has not called PyTorch or its like.
 
     The second value is True if it has called a library that has nothing to do with devices.

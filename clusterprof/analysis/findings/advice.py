@@ -196,7 +196,7 @@ def _find_free_memory_ratio(rank: RankResult, report: Report) -> float | None:
 def _build_machine(node: NodeResult | None, main_rank: _NodeRank | None) -> Machine:
     setup = node.setup if node is not None else NodeSetup()
     launcher = setup.machine.launcher or (
-        detect_launcher(main_rank[1].identity) if main_rank else ""
+        detect_launcher(main_rank[1].launcher_variables) if main_rank else ""
     )
     return replace(setup.machine, launcher=launcher)
 

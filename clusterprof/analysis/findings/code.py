@@ -23,7 +23,7 @@ from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_re
 from clusterprof.analysis.findings.impact import collect_leaves
 from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
+from clusterprof.report.code import CodeLine, CodeLocation, CodeProfile, StackTime, WorkLine
 from clusterprof.report.model import UNATTRIBUTED, Finding
 
 MAX_LINES = 20
@@ -58,10 +58,10 @@ Weights = dict[int, _Weight]
 class JobStacks:
     """The stacks of all nodes under common numbers, as far as they are used."""
 
-    places: list[Place] = field(default_factory=list)
+    places: list[CodeLocation] = field(default_factory=list)
     chains: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     """By stack number: indices of its places, outermost first. Stack 0 is not known."""
-    _place_numbers: dict[Place, int] = field(default_factory=dict)
+    _place_numbers: dict[CodeLocation, int] = field(default_factory=dict)
     _numbers: dict[tuple[int, ...], int] = field(default_factory=lambda: {(): UNKNOWN_STACK})
     _known: dict[tuple[int, int], int] = field(default_factory=dict)
     _located: dict[int, CodePlace | None] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class JobStacks:
         located = self.locate(self.number_chain(chain))
         return -1 if located is None else self._number_place(located.place)
 
-    def _number_place(self, place: Place) -> int:
+    def _number_place(self, place: CodeLocation) -> int:
         number = self._place_numbers.setdefault(place, len(self.places))
         if number == len(self.places):
             self.places.append(place)
@@ -377,9 +377,9 @@ def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
 
 def _choose_library(
     members: set[int], code: _CauseCode, stacks: JobStacks
-) -> tuple[Place | None, float]:
+) -> tuple[CodeLocation | None, float]:
     """Choose the library line that carries most of a user's line, and its part of that line."""
-    sums: dict[Place | None, float] = {}
+    sums: dict[CodeLocation | None, float] = {}
     for stack in sorted(members):
         located = stacks.locate(stack)
         library = located.library if located is not None else None

@@ -200,7 +200,7 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
             "call clusterprof.step() at the end of each step; if that changes nothing, clusterprof"
             " doctor says whether the probe can be loaded"
         )
-        if all(rank.place.attached for rank in unmarked):
+        if all(rank.job_position.attached for rank in unmarked):
             message = f"{message}: the recorder attached to them while they ran"
             remedy = "start the job with `clusterprof record` to see steps and causes"
         out.append(CoverageGap("causes below family level", "absent", message, remedy))
@@ -335,16 +335,16 @@ def _describe_last_act(
 ) -> str:
     """Describe the line in which a rank failed, and the operation the others were in then."""
     text = ""
-    number = rank.place.rank
+    number = rank.job_position.rank
     by_operation: dict[tuple[int, int, int], list[int]] = {}
     for other_node, ending in list_endings(nodes, rank.job):
         if other_node is node and ending.pid == item.pid:
             line = describe_last_line(node, ending)
             text = f", {line}" if line else ""
         began = ending.under_way
-        if began is not None and ending.place.rank is not None:
+        if began is not None and ending.job_position.rank is not None:
             key = began.group, began.number, began.operation & layout.OPERATION_MASK
-            by_operation.setdefault(key, []).append(ending.place.rank)
+            by_operation.setdefault(key, []).append(ending.job_position.rank)
     if by_operation:
         key, ranks = max(by_operation.items(), key=lambda pair: len(pair[1]))
         others = [other for other in ranks if other != number]
@@ -359,12 +359,17 @@ def _describe_last_act(
 def _has_successor(item: FailedExit, rank: RankResult, ranks: Iterable[RankResult]) -> bool:
     """Return whether a process with the same rank began after this one had ended."""
     return any(
-        other.place.rank == rank.place.rank and other.first_ns >= item.t_ns for other in ranks
+        other.job_position.rank == rank.job_position.rank and other.first_ns >= item.t_ns
+        for other in ranks
     )
 
 
 def _describe_exit(item: FailedExit, rank: RankResult, node: str, others: int) -> str:
-    who = f"process {item.pid}" if rank.place.rank is None else f"rank {rank.place.rank}"
+    who = (
+        f"process {item.pid}"
+        if rank.job_position.rank is None
+        else f"rank {rank.job_position.rank}"
+    )
     if item.signal:
         how = f"was killed by {format_signal(item.signal)}"
     else:

@@ -84,12 +84,14 @@ def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibi
     """
     by_job: dict[tuple[str | None, str], set[int | None]] = {}
     for rank in ranks:
-        by_job.setdefault((rank.place.job, rank.place.rendezvous), set()).add(rank.place.rank)
+        by_job.setdefault((rank.job_position.job, rank.job_position.rendezvous), set()).add(
+            rank.job_position.rank
+        )
     if not all(rank.ledger.source in ("stream-events", "device-samples") for rank in ranks):
         return None
     for rank in ranks:
-        seen = by_job[rank.place.job, rank.place.rendezvous]
-        if rank.place.world_size is not None and len(seen) < rank.place.world_size:
+        seen = by_job[rank.job_position.job, rank.job_position.rendezvous]
+        if rank.job_position.world_size is not None and len(seen) < rank.job_position.world_size:
             return "partial"
     if not all(rank.marked for rank in ranks):
         return "unmarked"

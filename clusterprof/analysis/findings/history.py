@@ -267,10 +267,10 @@ _NO_STEPS = "no time inside steps was recorded"
 _CLOCKS_NOT_ALIGNED = "the nodes' clocks could not be aligned: times are those of their wall clocks"
 
 
-def build_history(across: JobState, place: SpillLocation, windowed: bool = False) -> History:
+def build_history(across: JobState, spill: SpillLocation, windowed: bool = False) -> History:
     """Build the history of a run.
 
-    The nodes must have been analyzed with `history`; place: where they have stored their data.
+    The nodes must have been analyzed with `history`; spill: where they have stored their data.
     windowed: only a part of the run was analyzed.
     """
     nodes = across.nodes
@@ -279,7 +279,7 @@ def build_history(across: JobState, place: SpillLocation, windowed: bool = False
     if across.clock is None or all(rank.history is None for rank in ranks):
         return History(None, 0, 0, (), why_missing=_NO_STEPS)
     try:
-        with SpillReader(place) as reader:
+        with SpillReader(spill) as reader:
             return _build_from_tables(across, across.clock, pairs, reader, windowed)
     except OSError as error:
         return History(None, 0, 0, (), why_missing=f"it could not be read back: {error}")
@@ -366,9 +366,9 @@ def _load_rank_table(
     node: int, rank: RankResult, clock: NodeClockAlignment, reader: SpillReader
 ) -> _RankTable | None:
     times = rank.history
-    if times is None or times.place is None or not times.names:
+    if times is None or times.stored_block is None or not times.names:
         return None
-    packed = reader.get(times.place, times.length)
+    packed = reader.get(times.stored_block, times.length)
     rows, columns = read_table_shape(packed)
     bins = rows * columns // (2 * len(times.names))
     edges = times.begin_ns + (times.first_bin + np.arange(bins + 1)) * times.bin_ns

@@ -155,7 +155,7 @@ class SavingsModel:
         self._is_replay = False
         if not self.job_ns:
             self.why = NO_STEPS
-        elif len({rank.place.job for rank in ranks}) > 1:
+        elif len({rank.job_position.job for rank in ranks}) > 1:
             self.why = SEVERAL_JOBS
         elif any(rank.has_peers for rank in ranks):
             self._load_replay(ranks, whatif, lengths)
@@ -191,7 +191,7 @@ class SavingsModel:
         self._saved = np.concatenate([shortened for _, shortened in parts])
 
     def _load_own_steps(self, ranks: Sequence[RankResult]) -> None:
-        known = [rank.own_losses for rank in ranks if rank.own_losses is not None]
+        known = [rank.losses_by_time_bin for rank in ranks if rank.losses_by_time_bin is not None]
         if not known or len({rank.job for rank in ranks}) < len(ranks):
             self.why = NO_STEPS if not known else NOT_MATCHED
             return

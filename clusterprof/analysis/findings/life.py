@@ -167,7 +167,10 @@ def _strip_restart(job: str) -> str:
 def _find_variable(node: NodeResult, name: str) -> str:
     """Return a variable of the recorder or of its ranks; "" if none has it."""
     own = node.loaded.header.launcher.get("variables")
-    sources = [own if isinstance(own, Mapping) else {}, *(rank.identity for rank in node.ranks)]
+    sources = [
+        own if isinstance(own, Mapping) else {},
+        *(rank.launcher_variables for rank in node.ranks),
+    ]
     return next((str(source[name]) for source in sources if source.get(name)), "")
 
 
@@ -195,7 +198,7 @@ def _assign_slots(processes: Sequence[_Process]) -> list[list[_Process]] | None:
     numbered: dict[int, list[_Process]] = {}
     others: list[list[_Process]] = []
     for process in sorted(processes, key=lambda process: process.start_ns):
-        rank = process.result.place.rank
+        rank = process.result.job_position.rank
         if rank is not None:
             process.attempt = process.result.job, -1
             numbered.setdefault(rank, []).append(process)

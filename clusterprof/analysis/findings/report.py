@@ -63,7 +63,7 @@ from clusterprof.analysis.findings.savings import CulpritSavings, with_savings
 from clusterprof.analysis.findings.utilization import build_device_utilization
 from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
-from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
+from clusterprof.analysis.node.selection import WHOLE_RUN, PartOfRun, with_part_note
 from clusterprof.report.aggregate import list_processes
 from clusterprof.report.history import History
 from clusterprof.report.model import (
@@ -100,7 +100,7 @@ def build_job_facts(
     sizes: dict[int, int | None] = {}  # by job: equal on all its ranks
     for rank, key in zip(ranks, processes):
         job = ranks[first_windows[key]].job  # of a second window, that of the first
-        sizes[job] = sizes.get(job) or rank.place.world_size
+        sizes[job] = sizes.get(job) or rank.job_position.world_size
     known = [size for size in sizes.values() if size is not None]
     return JobFacts(
         world_size=sum(known) if known and len(known) == len(sizes) else None,
@@ -123,7 +123,7 @@ def build_job_facts(
 def _list_variables(nodes: Sequence[NodeResult], name: str) -> list[object]:
     """List the values of a launcher variable: of the recorders, and of the ranks."""
     recorders = [node.loaded.header.launcher.get("variables") for node in nodes]
-    sources = [*recorders, *(rank.identity for node in nodes for rank in node.ranks)]
+    sources = [*recorders, *(rank.launcher_variables for node in nodes for rank in node.ranks)]
     return [source.get(name) for source in sources if isinstance(source, Mapping)]
 
 
@@ -204,7 +204,7 @@ def build_fingerprint(nodes: Sequence[NodeResult], job: JobFacts) -> RunFingerpr
             str(device.get("driver") or "") for header in headers for device in header.devices
         ),
         recorder=_sort_distinct(header.versions.get("clusterprof", "") for header in headers),
-        restarts=len({(rank.job, rank.place.restart) for rank in ranks}) - 1 if ranks else 0,
+        restarts=len({(rank.job, rank.job_position.restart) for rank in ranks}) - 1 if ranks else 0,
     )
 
 
@@ -228,9 +228,9 @@ def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
         }
         for rank in node.ranks:
             device = rank.ledger.device
-            place = (node.facts.boot_id or node.facts.key, device)
-            if device and place not in seen:
-                seen.add(place)
+            node_device = (node.facts.boot_id or node.facts.key, device)
+            if device and node_device not in seen:
+                seen.add(node_device)
                 out[names.get(device, "")] += 1
     return Counter({name: count for name, count in out.items() if name})
 
@@ -274,7 +274,7 @@ class RunContext:
     """Notes on the input files."""
     history: History | None = None
     """Lost time over the run; None when it was not requested."""
-    part: PartOfRun = ENTIRE_RUN
+    part: PartOfRun = WHOLE_RUN
     """The part of the run that was analyzed."""
     answers: tuple[str, ...] = ()
     """What imported files say about the question they are made for."""

@@ -32,7 +32,7 @@ from clusterprof.analysis.importers.nccl.flight_recorder import (
     read_dump,
 )
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
-from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_identity
+from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_job_position
 from clusterprof.analysis.timeline.model import Float, Int
 from clusterprof.errors import Unavailable
 from clusterprof.signals import GPU_BUSY_TIME
@@ -118,7 +118,7 @@ def _read_traces(folder: Path) -> Iterator[DeviceTrace]:
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Event) and record.kind == "process-registered":
-            number = parse_identity(record.attributes).rank
+            number = parse_job_position(record.attributes).rank
             if number is not None:
                 ranks[number] = str(record.attributes.get("device") or "")
         elif isinstance(record, Columns):

@@ -37,7 +37,7 @@ from itertools import pairwise
 from clusterprof.analysis.attribution.ledger import STARTUP, RankResult
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.node.analyze import NodeResult, map_ranks
-from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
+from clusterprof.analysis.timeline.load.ranks import JobPosition
 from clusterprof.report.model import CoverageGap, Culprit, Evidence, Finding
 
 START_OVERLAP_NS = 1_000_000_000
@@ -57,7 +57,7 @@ class RecordedProcess:
     host: str
     pid: int
     started_ticks: int
-    place: ProcessIdentity
+    job_position: JobPosition
     job: str
     """Name of its job, else the rendezvous address of its ranks, else ""."""
     first_ns: int
@@ -89,8 +89,8 @@ def list_recorded_processes(nodes: Sequence[NodeResult]) -> list[RecordedProcess
                     host=host,
                     pid=rank.ledger.pid,
                     started_ticks=rank.started_ticks,
-                    place=rank.place,
-                    job=rank.place.job or shared or rank.place.rendezvous,
+                    job_position=rank.job_position,
+                    job=rank.job_position.job or shared or rank.job_position.rendezvous,
                     first_ns=rank.first_ns + ahead_ns,
                     last_ns=rank.last_ns + ahead_ns,
                     in_step_ns=rank.ledger.in_step_ns,
@@ -162,7 +162,9 @@ def drop_duplicate_recordings(
         )
         if again is not None:
             name = (
-                f"pid {process.pid}" if process.place.rank is None else f"rank {process.place.rank}"
+                f"pid {process.pid}"
+                if process.job_position.rank is None
+                else f"rank {process.job_position.rank}"
             )
             notes.append(f"{name} on {process.node} was recorded twice; it counts once")
             continue
@@ -182,12 +184,12 @@ def _build_identity_keys(process: RecordedProcess) -> list[tuple[object, ...]]:
             process.host,
             process.pid,
             process.started_ticks,
-            process.place.rank,
+            process.job_position.rank,
         )
     ]
-    if process.place.rank is not None and process.job:
+    if process.job_position.rank is not None and process.job:
         keys.append(
-            ("rank", process.machine, process.started_ticks, process.job, process.place.rank)
+            ("rank", process.machine, process.started_ticks, process.job, process.job_position.rank)
         )
     return keys
 
@@ -265,7 +267,7 @@ def assign_jobs(nodes: Sequence[NodeResult]) -> JobAssignment:
     by_name: dict[tuple[str, int | None, int], list[RecordedProcess]] = {}
     for process in processes:
         by_name.setdefault(
-            (process.job, process.place.world_size, process.place.restart), []
+            (process.job, process.job_position.world_size, process.job_position.restart), []
         ).append(process)
     jobs: list[Job] = []
     number: dict[tuple[int, int], int] = {}
@@ -303,7 +305,13 @@ def _get_job_sort_key(item: tuple[tuple[str, int | None, int], object]) -> tuple
 
 def _list_global_ranks(processes: Iterable[RecordedProcess]) -> tuple[int, ...]:
     return tuple(
-        sorted({process.place.rank for process in processes if process.place.rank is not None})
+        sorted(
+            {
+                process.job_position.rank
+                for process in processes
+                if process.job_position.rank is not None
+            }
+        )
     )
 
 
@@ -316,12 +324,12 @@ def _split_incarnations(
     """
     by_rank: dict[int | None, list[RecordedProcess]] = {}
     for process in sorted(processes, key=lambda process: process.first_ns):
-        by_rank.setdefault(process.place.rank, []).append(process)
+        by_rank.setdefault(process.job_position.rank, []).append(process)
     unnumbered = by_rank.pop(None, [])  # processes that no launcher numbered clash with no other
     most = max((len(same_rank) for same_rank in by_rank.values()), default=1)
     if most < 2:
         return [processes], []
-    parts = _group_processes(processes, lambda process: process.place.rendezvous)
+    parts = _group_processes(processes, lambda process: process.job_position.rendezvous)
     if len(parts) > 1 and not any(_find_concurrent_duplicates(part) for part in parts):
         return parts, []
     clashes = _find_concurrent_duplicates(processes)
@@ -333,7 +341,7 @@ def _split_incarnations(
         ]
     else:
         incarnations = _group_by_time(
-            [process for process in processes if process.place.rank is not None]
+            [process for process in processes if process.job_position.rank is not None]
         )
         unclear = [
             pair for incarnation in incarnations for pair in _find_repeated_ranks(incarnation)
@@ -358,8 +366,8 @@ def _find_repeated_ranks(
 ) -> list[tuple[int, list[RecordedProcess]]]:
     by_rank: dict[int, list[RecordedProcess]] = {}
     for process in processes:
-        if process.place.rank is not None:
-            by_rank.setdefault(process.place.rank, []).append(process)
+        if process.job_position.rank is not None:
+            by_rank.setdefault(process.job_position.rank, []).append(process)
     return [(rank, same_rank) for rank, same_rank in sorted(by_rank.items()) if len(same_rank) > 1]
 
 
@@ -517,7 +525,7 @@ def _list_incarnations(
         ends = {(ending.pid, ending.started_ticks): ending for ending in node.endings}
         for rank in node.ranks:
             job = numbered.get(rank.job)
-            if job is None or not job.name or rank.place.rank is None:
+            if job is None or not job.name or rank.job_position.rank is None:
                 continue
             end = ends.get((rank.ledger.pid, rank.started_ticks))
             exited = {} if end is None or end.exited is None else end.exited
@@ -525,7 +533,9 @@ def _list_incarnations(
             failed = bool(code) or bool(signal and signal != _SIGTERM)
             failed_ns = end.exited_ns if failed and end is not None else None
             incarnation = _Incarnation(job, node.facts.boot_id or node.facts.key, rank, failed_ns)
-            out.setdefault((job.name, job.world_size, rank.place.rank), []).append(incarnation)
+            out.setdefault((job.name, job.world_size, rank.job_position.rank), []).append(
+                incarnation
+            )
     for same_rank in out.values():
         same_rank.sort(
             key=lambda incarnation: (incarnation.job.restart, incarnation.job.incarnation)

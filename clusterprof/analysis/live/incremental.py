@@ -25,7 +25,7 @@ import numpy as np
 
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
-    Selection,
+    PartOfRecording,
     concat_chunks,
     find_closed_end,
     find_sample_from,
@@ -195,7 +195,7 @@ class NodeSettler:
             load_like,
             self.tail.folder.name,
             self._limits,
-            window=Selection(since_ns, until_ns, is_adjoining=True),
+            part=PartOfRecording(since_ns, until_ns, is_adjoining=True),
             since_ns=since_ns - LEAD_NS,
         )
         bounds = self._find_rank_bounds(result, since_ns, until_ns, observer.ranks())

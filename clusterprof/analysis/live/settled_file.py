@@ -32,7 +32,7 @@ from clusterprof.analysis.timeline.collectives.rows import (
     HEAD_ROWS,
     NO_NUMBER,
     SEQUENCE,
-    Block,
+    RankOperationBlock,
     RankOperations,
 )
 from clusterprof.report.live import RankStatus
@@ -224,7 +224,7 @@ def split_blocks(
 
     Others are returned unchanged.
     """
-    blocks: list[Block] = []
+    blocks: list[RankOperationBlock] = []
     lowest: list[Any] = []
     for block in operations.blocks:
         if not isinstance(block.location, bytes):

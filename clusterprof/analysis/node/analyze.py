@@ -22,9 +22,9 @@ from clusterprof.analysis.attribution.accumulator import (
 from clusterprof.analysis.attribution.ledger import RankIdentity, RankResult, build_rank_result
 from clusterprof.analysis.attribution.lines.lost_time_by_stack import StackTimeSums
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
-    WHOLE_RUN,
+    WHOLE_RECORDING,
+    PartOfRecording,
     RankState,
-    Selection,
     concat_chunks,
     find_overdue_end_ns,
     select_carry_over,
@@ -38,14 +38,14 @@ from clusterprof.analysis.attribution.rank.time_spent import TimeSpent
 from clusterprof.analysis.attribution.taxonomy import CLAIMABLE_CAUSES
 from clusterprof.analysis.node.observations import EndingTracker, FailedExit, HostNotes, RankEnding
 from clusterprof.analysis.node.progress import ProcessProgress, ProgressTracker
-from clusterprof.analysis.node.selection import observe_window, watch_chunks
+from clusterprof.analysis.node.selection import observe_part, watch_chunks
 from clusterprof.analysis.node.setup import NodeSetup, SetupCollector, find_rack
 from clusterprof.analysis.node.transport import pack_fields, unpack_fields, with_group_ranges
 from clusterprof.analysis.spill import IN_MEMORY, SpillLocation, SpillWriter
 from clusterprof.analysis.timeline.collectives.rows import Store
 from clusterprof.analysis.timeline.load.buffers import LOOKBACK_NS
 from clusterprof.analysis.timeline.load.chunks import LoadedNode, NodeLoader
-from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_identity
+from clusterprof.analysis.timeline.load.ranks import find_ranks, parse_job_position
 from clusterprof.analysis.timeline.model import Chunk, Rank
 from clusterprof.analysis.timeline.network_counters import NetworkMeter, NodeNetworkTotals
 from clusterprof.report.model import NodeFacts
@@ -59,7 +59,7 @@ class NodeRequest:
     limits: Mapping[str, Any]
     store: Store
     history: bool
-    window: Selection
+    part: PartOfRecording
     since_ns: int | None
 
 
@@ -79,7 +79,7 @@ class OpenRank:
     history: HistoryBuilder | None
     """None where no history was requested."""
     code: StackTimeSums
-    window: Selection
+    part: PartOfRecording
 
 
 def update_rank(
@@ -117,18 +117,20 @@ def update_rank(
 
 def _create_accumulators(
     rank: Rank, request: NodeRequest
-) -> tuple[TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, StackTimeSums, Selection]:
-    ranks = parse_identity(rank.main.registration).world_size or 1
+) -> tuple[
+    TimeSpent, ImplicitSteps, StepBlocks, HistoryBuilder | None, StackTimeSums, PartOfRecording
+]:
+    ranks = parse_job_position(rank.main.registration).world_size or 1
     spending = TimeSpent(CLAIMABLE_CAUSES, request.store, ranks)
     times = HistoryBuilder(request.store) if request.history else None
     barrier = ImplicitSteps(spending.categories, request.store)
-    return spending, barrier, StepBlocks(), times, StackTimeSums(), request.window
+    return spending, barrier, StepBlocks(), times, StackTimeSums(), request.part
 
 
 def _settle_segments(
     open_rank: OpenRank, rank: Rank, limits: Mapping[str, Any], last: bool
 ) -> OpenRank:
-    lost_segments, state = find_lost_intervals(rank, open_rank.state, last, open_rank.window)
+    lost_segments, state = find_lost_intervals(rank, open_rank.state, last, open_rank.part)
     partial, pending = open_rank.settled_sums, open_rank.provisional_sums
     accumulators = (
         open_rank.time_spent,
@@ -149,7 +151,7 @@ def _settle_segments(
             pending = merge_accumulators(pending, new)
         else:
             partial, pending = merge_accumulators(partial, pending, new), EMPTY_ACCUMULATOR
-    return OpenRank(state, partial, pending, rank, *accumulators, open_rank.window)
+    return OpenRank(state, partial, pending, rank, *accumulators, open_rank.part)
 
 
 def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
@@ -160,7 +162,7 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
     open_rank = _settle_segments(open_rank, open_rank.rank, limits, last=True)
     rank = open_rank.rank
     node = rank.chunk.header.node
-    place = parse_identity(rank.main.registration)
+    job_position = parse_job_position(rank.main.registration)
     name = RankIdentity(
         node=node.get("display") or node.get("hostname", ""),
         rank=rank.rank,
@@ -168,9 +170,9 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
         device=rank.device,
         marked=rank.marked,
         emulated=rank.emulated,
-        has_peers=(place.world_size or 1) > 1,
-        identity=dict(rank.main.registration.get("variables", {})),
-        place=place,
+        has_peers=(job_position.world_size or 1) > 1,
+        launcher_variables=dict(rank.main.registration.get("variables", {})),
+        job_position=job_position,
         started_ticks=rank.main.started_ticks,
     )
     operations = open_rank.time_spent.operations()
@@ -188,7 +190,7 @@ def finish_rank(open_rank: OpenRank, limits: Mapping[str, Any]) -> RankResult:
         period=period,
         history=times,
         blocks=blocks,
-        own_losses=open_rank.time_spent.own_losses(),
+        losses_by_time_bin=open_rank.time_spent.losses_by_time_bin(),
         code=open_rank.code.finish(),
     )
 
@@ -256,17 +258,17 @@ def analyze_node(
     spill: SpillLocation = IN_MEMORY,
     history: bool = False,
     within: Callable[[int], None] | None = None,
-    window: Selection = WHOLE_RUN,
+    part: PartOfRecording = WHOLE_RECORDING,
 ) -> NodeResult:
     """Analyze one node's folder and return the results of its ranks.
 
     limits: bound limits object per cause id. spill: where the operations of its ranks are
     stored until those of all nodes are there. history: record also when time was lost.
-    within: called with the number of bytes read so far. window: time outside it counts as
+    within: called with the number of bytes read so far. part: time outside it counts as
     outside the steps.
     """
     load = NodeLoader(folder) if chunk_ns is None else NodeLoader(folder, chunk_ns)
-    return analyze_load(load, folder.name, limits, spill, history, within, window)
+    return analyze_load(load, folder.name, limits, spill, history, within, part)
 
 
 def analyze_load(
@@ -276,24 +278,24 @@ def analyze_load(
     spill: SpillLocation = IN_MEMORY,
     history: bool = False,
     within: Callable[[int], None] | None = None,
-    window: Selection = WHOLE_RUN,
+    part: PartOfRecording = WHOLE_RECORDING,
     since_ns: int | None = None,
 ) -> NodeResult:
     """Analyze the chunks of one opened node; records before `since_ns` are ignored.
 
     key: the node's key when the header has none. limits: bound limits object per cause id.
     spill: where the operations of its ranks are stored. history: record also when time was
-    lost. within: called with the number of bytes read so far. window: time outside it
+    lost. within: called with the number of bytes read so far. part: time outside it
     counts as outside the steps.
     """
     meter, endings, network = _Meter(), EndingTracker(), NetworkMeter()
     throughout, host, setups = NetworkMeter(throughout=True), HostNotes(), SetupCollector()
     progress = ProgressTracker()
-    chunks = observe_window(network, watch_chunks(load, within), window)
-    chunks = setups.watch(host.watch(observe_window(throughout, chunks, window)))
+    chunks = observe_part(network, watch_chunks(load, within), part)
+    chunks = setups.watch(host.watch(observe_part(throughout, chunks, part)))
     chunks = endings.watch(progress.watch(meter.watch(chunks)))
     with SpillWriter(spill) as shelf:
-        ranks = analyze_ranks(chunks, limits, shelf, history, window, since_ns)
+        ranks = analyze_ranks(chunks, limits, shelf, history, part, since_ns)
     loaded = load.facts()
     loaded = replace(loaded, events=with_group_ranges(loaded.events))
     duration_ns = loaded.last_ns - loaded.first_ns
@@ -329,11 +331,11 @@ def analyze_ranks(
     limits: Mapping[str, Any],
     store: Store,
     history: bool = False,
-    window: Selection = WHOLE_RUN,
+    part: PartOfRecording = WHOLE_RECORDING,
     since_ns: int | None = None,
 ) -> tuple[RankResult, ...]:
     """Analyze every rank in a stream of chunks of one node, from `since_ns` on."""
-    request = NodeRequest(limits, store, history, window, since_ns)
+    request = NodeRequest(limits, store, history, part, since_ns)
     ranks: dict[ProcessKey, OpenRank] = {}
     done: dict[ProcessKey, RankResult] = {}
     parents: dict[int, int] = {}

@@ -30,9 +30,9 @@ from clusterprof.analysis.timeline.host_resources import (
     is_loader_process,
 )
 from clusterprof.analysis.timeline.load.ranks import (
-    ProcessIdentity,
+    JobPosition,
     get_global_rank,
-    parse_identity,
+    parse_job_position,
 )
 from clusterprof.analysis.timeline.model import Chunk, Process
 from clusterprof.analysis.timeline.spans import CollectiveSpans
@@ -73,7 +73,7 @@ class RankEnding:
 
     pid: int
     started_ticks: int
-    place: ProcessIdentity
+    job_position: JobPosition
     last_record_ns: int = 0
     """Time of its last sample or span."""
     last_span_ns: int = 0
@@ -148,7 +148,10 @@ class EndingTracker:
     def endings(self) -> tuple[RankEnding, ...]:
         """Return how each process ended, by rank and pid."""
         return tuple(
-            sorted(self._endings.values(), key=lambda ending: (ending.place.rank or 0, ending.pid))
+            sorted(
+                self._endings.values(),
+                key=lambda ending: (ending.job_position.rank or 0, ending.pid),
+            )
         )
 
     def failed_exits(self) -> tuple[FailedExit, ...]:
@@ -156,12 +159,12 @@ class EndingTracker:
         return tuple(self._failed)
 
     def _update(self, chunk: Chunk, process: Process) -> None:
-        identity = parse_identity(process.registration)
-        if identity.rank is None:
+        job_position = parse_job_position(process.registration)
+        if job_position.rank is None:
             return
         key = process.pid, process.started_ticks
-        ending = self._endings.setdefault(key, RankEnding(*key, identity))
-        ending.place = identity
+        ending = self._endings.setdefault(key, RankEnding(*key, job_position))
+        ending.job_position = job_position
         if ending.last_line is None:
             ending.last_line = LastCodePosition(process.pid)
         ending.last_line.update(process)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clusterprof.analysis.attribution.rank.chunk_boundary import WHOLE_RUN, Selection
+from clusterprof.analysis.attribution.rank.chunk_boundary import WHOLE_RECORDING, PartOfRecording
 from clusterprof.analysis.timeline.load.chunks import NodeLoader
 from clusterprof.analysis.timeline.model import Chunk, Process, Series
 from clusterprof.analysis.timeline.network_counters import NetworkMeter
@@ -52,25 +52,25 @@ class PartOfRun:
         return all(bound is None for bound in bounds)
 
 
-ENTIRE_RUN = PartOfRun()
+WHOLE_RUN = PartOfRun()
 
 
 StartTimes = tuple[int, int]
 """When a node's recording began: ns on its own clock, ns by the wall clock."""
 
 
-def build_windows(
+def build_parts(
     folders: Sequence[Path],
     part: PartOfRun,
     read_starts: Callable[[Sequence[Path]], Iterable[StartTimes]] | None = None,
-) -> list[Selection]:
-    """Build the window of each node on its own clock.
+) -> list[PartOfRecording]:
+    """Build the analyzed part of each node's recording, with bounds on its own clock.
 
     Times of the run count from the first start of a recording, by the nodes' wall clocks.
     read_starts: reads the start times of the folders in order; None = read_start_times.
     """
     if part.since is None and part.until is None:
-        return [Selection(None, None, part.first_step, part.end_step)] * len(folders)
+        return [PartOfRecording(None, None, part.first_step, part.end_step)] * len(folders)
     starts = list(map(read_start_times, folders) if read_starts is None else read_starts(folders))
     first_ns = min((wall for _, wall in starts), default=0)
     out = []
@@ -84,7 +84,7 @@ def build_windows(
             return own_ns + (instant.ns if instant.is_wall else first_ns + instant.ns) - wall_ns
 
         out.append(
-            Selection(
+            PartOfRecording(
                 to_node_ns(part.since), to_node_ns(part.until), part.first_step, part.end_step
             )
         )
@@ -126,31 +126,33 @@ def with_part_note(report: Report, part: PartOfRun) -> Report:
     return replace(report, selection_text=part.description, notes=(note, *report.notes))
 
 
-def observe_window(
-    meter: NetworkMeter, chunks: Iterable[Chunk], window: Selection
+def observe_part(
+    meter: NetworkMeter, chunks: Iterable[Chunk], part: PartOfRecording
 ) -> Iterable[Chunk]:
-    """Let a meter observe what lies inside a time window; all chunks pass through unchanged."""
-    return meter.observe(chunks) if window == WHOLE_RUN else _observe_trimmed(meter, chunks, window)
+    """Let a meter observe only the analyzed part; all chunks pass through unchanged."""
+    return (
+        meter.observe(chunks) if part == WHOLE_RECORDING else _observe_trimmed(meter, chunks, part)
+    )
 
 
 def _observe_trimmed(
-    meter: NetworkMeter, chunks: Iterable[Chunk], window: Selection
+    meter: NetworkMeter, chunks: Iterable[Chunk], part: PartOfRecording
 ) -> Iterator[Chunk]:
     waiting: list[Chunk] = []
 
     def trimmed() -> Iterator[Chunk]:
         for chunk in chunks:
             waiting.append(chunk)
-            yield _trim_chunk(chunk, window)
+            yield _trim_chunk(chunk, part)
 
     for _ in meter.observe(trimmed()):
         yield waiting.pop()
 
 
-def _trim_chunk(chunk: Chunk, window: Selection) -> Chunk:
-    begin = chunk.start_ns if window.since_ns is None else window.since_ns
-    end = chunk.end_ns if window.until_ns is None else window.until_ns
-    if window.by_steps:
+def _trim_chunk(chunk: Chunk, part: PartOfRecording) -> Chunk:
+    begin = chunk.start_ns if part.since_ns is None else part.since_ns
+    end = chunk.end_ns if part.until_ns is None else part.until_ns
+    if part.by_steps:
         begin = end = chunk.end_ns + 1
     series = {key: _trim_series(series, begin, end) for key, series in chunk.series.items()}
     processes = {pid: _trim_spans(process, begin, end) for pid, process in chunk.processes.items()}

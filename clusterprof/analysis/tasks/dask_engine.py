@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import __version__
-from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
+from clusterprof.analysis.attribution.rank.chunk_boundary import PartOfRecording
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.inputs.profiler_traces import select_latest_dumps
 from clusterprof.analysis.node.analyze import NodeResult
@@ -127,7 +127,7 @@ class DaskEngine:
         return [facts.starts for facts in self._facts]
 
     def analyze_job(
-        self, folders: Sequence[Path], windows: Sequence[Selection], request: JobRequest
+        self, folders: Sequence[Path], parts: Sequence[PartOfRecording], request: JobRequest
     ) -> JobResult:
         """Analyze the nodes and compare their ranks on the workers.
 
@@ -136,7 +136,7 @@ class DaskEngine:
         """
         progress = ProgressReporter([f.size_bytes for f in self._facts], request.on_progress)
         request = replace(request, on_progress=None)  # stays here
-        outputs = self._submit_nodes(folders, windows, request)
+        outputs = self._submit_nodes(folders, parts, request)
         results = self._collect_results(outputs, progress)
         outcomes = [result.node for result in results]
         _, skipped = split_outcomes(folders, outcomes)
@@ -168,12 +168,12 @@ class DaskEngine:
     # --- nodes ---
 
     def _submit_nodes(
-        self, folders: Sequence[Path], windows: Sequence[Selection], request: JobRequest
+        self, folders: Sequence[Path], parts: Sequence[PartOfRecording], request: JobRequest
     ) -> list[Any]:
         """Submit the analysis of each node; return the futures of results with operations."""
         outputs = []
-        for at, (folder, window) in enumerate(zip(folders, windows)):
-            task = NodeTask(folder, window, SpillLocation(number=at + 1))
+        for at, (folder, part) in enumerate(zip(folders, parts)):
+            task = NodeTask(folder, part, SpillLocation(number=at + 1))
             output = self._client.submit(
                 run_remote_node,
                 task,
@@ -227,8 +227,8 @@ class DaskEngine:
             across, history = outcome
             return across, history, lost, None
         nodes = [node for node in outcomes if isinstance(node, NodeResult)]
-        place = SpillLocation(blocks={}, why_no_file=outcome.why)
-        across, no_history = compare_nodes(nodes, place, request)
+        spill = SpillLocation(blocks={}, why_no_file=outcome.why)
+        across, no_history = compare_nodes(nodes, spill, request)
         return without_tables(across), no_history, [], outcome
 
     def _run_comparison(

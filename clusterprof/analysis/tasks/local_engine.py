@@ -1,6 +1,6 @@
 """Analyze the nodes of a job as tasks of this machine, and compare their ranks.
 
-    job = LocalEngine(jobs=4).analyze_job(folders, windows, request)
+    job = LocalEngine(jobs=4).analyze_job(folders, parts, request)
 
 An engine finds the nodes, analyzes each in a task and compares their ranks. LocalEngine
 reads what this machine can read; analysis.tasks.dask_engine does the same on a cluster.
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
+from clusterprof.analysis.attribution.rank.chunk_boundary import PartOfRecording
 from clusterprof.analysis.cross_rank.pipeline import analyze_across_ranks
 from clusterprof.analysis.cross_rank.run_slices import RunMap
 from clusterprof.analysis.cross_rank.state import JobState
@@ -55,8 +55,8 @@ class NodeTask:
     """The node that a task analyzes."""
 
     folder: Path
-    window: Selection
-    place: SpillLocation
+    part: PartOfRecording
+    spill: SpillLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Engine(Protocol):
         ...
 
     def analyze_job(
-        self, folders: Sequence[Path], windows: Sequence[Selection], request: JobRequest
+        self, folders: Sequence[Path], parts: Sequence[PartOfRecording], request: JobRequest
     ) -> JobResult:
         """Analyze the nodes and compare their ranks.
 
@@ -115,27 +115,27 @@ class LocalEngine:
         return [read_start_times(folder) for folder in folders]
 
     def analyze_job(
-        self, folders: Sequence[Path], windows: Sequence[Selection], request: JobRequest
+        self, folders: Sequence[Path], parts: Sequence[PartOfRecording], request: JobRequest
     ) -> JobResult:
         """Analyze the nodes in the order of their folders, in several processes if requested.
 
         Raises: NoRecording when not a single node can be analyzed.
         """
         in_pool = self._jobs > 1 and len(folders) > 1
-        with open_spill(folders) as place, PoolRunner(self._jobs if in_pool else 1) as pool:
+        with open_spill(folders) as spill, PoolRunner(self._jobs if in_pool else 1) as pool:
             tasks = [
-                NodeTask(folder, window, place.with_number(number))
-                for number, (folder, window) in enumerate(zip(folders, windows), 1)
+                NodeTask(folder, part, spill.with_number(number))
+                for number, (folder, part) in enumerate(zip(folders, parts), 1)
             ]
             outcomes = _run_tasks(tasks, request, pool if in_pool else None)
             nodes, skipped = split_outcomes(folders, outcomes)
             kept = select_analyzed(folders, outcomes)
             del outcomes
             # slices of a small recording are not worth sending
-            run_map: RunMap = pool.map if in_pool and place.address else map
+            run_map: RunMap = pool.map if in_pool and spill.address else map
             dumps, unread = read_dumps(folders)
             request = replace(request, dumps=tuple(dumps))
-            across, history = compare_nodes(_take_all(nodes), place, request, run_map)
+            across, history = compare_nodes(_take_all(nodes), spill, request, run_map)
         return JobResult(kept, across, history, skipped, tuple(dumps), tuple(unread))
 
 
@@ -173,12 +173,7 @@ def run_node_task(
     """
     try:
         return analyze_node(
-            task.folder,
-            limits,
-            spill=task.place,
-            history=history,
-            within=within,
-            window=task.window,
+            task.folder, limits, spill=task.spill, history=history, within=within, part=task.part
         )
     except MemoryError:
         return TaskFailure("memory ran out", "analyze with fewer --jobs, or with more memory")
@@ -221,14 +216,14 @@ def _take_all(nodes: list[NodeResult]) -> Iterator[NodeResult]:
 
 
 def compare_nodes(
-    nodes: Iterable[NodeResult], place: SpillLocation, request: JobRequest, run_map: RunMap = map
+    nodes: Iterable[NodeResult], spill: SpillLocation, request: JobRequest, run_map: RunMap = map
 ) -> tuple[JobState, History | None]:
     """Compare the ranks of all nodes, and build the history where it was requested.
 
-    place: where the nodes have stored their operations. run_map: runs the slices.
+    spill: where the nodes have stored their operations. run_map: runs the slices.
     """
-    across = analyze_across_ranks(nodes, place, request.limits, run_map, request.dumps)
-    history = build_history(across, place, request.is_partial) if request.history else None
+    across = analyze_across_ranks(nodes, spill, request.limits, run_map, request.dumps)
+    history = build_history(across, spill, request.is_partial) if request.history else None
     return across, history
 
 
@@ -240,4 +235,4 @@ def without_tables(state: JobState) -> JobState:
             rank, operations=None, implicit_steps=None, suspected_steps=None, history=None
         ),
     )
-    return replace(state, nodes=nodes, place=SpillLocation(), run_map=map)
+    return replace(state, nodes=nodes, spill=SpillLocation(), run_map=map)

@@ -54,8 +54,8 @@ def compare_remote_nodes(
     with worker_client() as client:
         outputs: dict[int, Any] = {n: Future(k, client) for n, k in zip(numbers, keys)}
         run_slices = RemoteSlices(client, outputs, is_canceled)
-        place = SpillLocation(blocks=_TableBlocks(nodes, run_slices.fetch))
-        across, history = compare_nodes(nodes, place, request, run_slices.map)
+        spill = SpillLocation(blocks=_TableBlocks(nodes, run_slices.fetch))
+        across, history = compare_nodes(nodes, spill, request, run_slices.map)
     return without_tables(across), history
 
 
@@ -85,7 +85,7 @@ class RemoteSlices:
         wanted = [(at, length) for at, length in task.list_blocks() if isinstance(at, int)]
         orders, pieces = self._select(wanted, groups)
         # stored on this worker, so that it goes to the worker of the slice directly
-        stored = self._client.scatter(replace(task, place=SpillLocation()), hash=False)
+        stored = self._client.scatter(replace(task, spill=SpillLocation()), hash=False)
         return self._client.submit(blame_remote_slice, stored, orders, pieces, pure=False)
 
     def _select(
@@ -156,8 +156,8 @@ def blame_remote_slice(
 
     orders: location and length of the blocks in each piece. pieces: uint8[bytes] each.
     """
-    place = SpillLocation(blocks=_split_pieces(orders, pieces))
-    return blame_slice(replace(task, place=place))
+    spill = SpillLocation(blocks=_split_pieces(orders, pieces))
+    return blame_slice(replace(task, spill=spill))
 
 
 class _TableBlocks(dict[int, NDArray[np.uint8]]):
@@ -173,7 +173,7 @@ class _TableBlocks(dict[int, NDArray[np.uint8]]):
             for steps in (rank.implicit_steps, rank.suspected_steps):
                 self._add(0, [(b.location, b.length) for b in steps.blocks] if steps else [])
             if rank.history is not None:
-                self._add(1, [(rank.history.place, rank.history.length)])
+                self._add(1, [(rank.history.stored_block, rank.history.length)])
                 self._add(1, [(block[0], block[1]) for block in rank.history.blocks])
 
     def _add(self, kind: int, blocks: Sequence[tuple[Any, int]]) -> None:

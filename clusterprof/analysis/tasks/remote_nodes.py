@@ -126,8 +126,8 @@ def run_remote_node(task: NodeTask, request: JobRequest, version: str) -> NodeOu
     if not path_exists(task.folder):  # so is another worker's view; it is tried elsewhere
         raise OSError(f"{task.folder}: the worker does not see it")
     sink = bytearray()
-    place = replace(task.place, sink=sink, in_memory_bytes=_limit_stored_bytes())
-    node = run_node_task(replace(task, place=place), request.limits, request.history)
+    spill = replace(task.spill, sink=sink, in_memory_bytes=_limit_stored_bytes())
+    node = run_node_task(replace(task, spill=spill), request.limits, request.history)
     dumps, unread = read_dumps([task.folder])
     result = RemoteResult(node, tuple(dumps), tuple(unread), len(sink))
     return result, np.frombuffer(sink, np.uint8)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterprof.report.code import LoaderStage, Place
+from clusterprof.report.code import CodeLocation, LoaderStage
 from clusterprof.util.source_calls import SourceReader
 
 _LIBRARY_PATH = re.compile(r"/(site|dist)-packages/|/lib(64|32)?/python\d|\.egg/")
@@ -73,8 +73,8 @@ _TRANSFORM_CALLS = ("__call__", "forward", "apply", "transform", "_transform")
 class CodePlace:
     """Where a stack is, for its user."""
 
-    place: Place
-    library: Place | None
+    place: CodeLocation
+    library: CodeLocation | None
     stage: LoaderStage = ""
     transform: str = ""
 
@@ -97,7 +97,9 @@ def _is_shortened_library_path(file: str) -> bool:
     return is_standard or first in _PACKAGES
 
 
-def split_at_own_line(places: Sequence[Place]) -> tuple[Place, Sequence[Place]] | None:
+def split_at_own_line(
+    places: Sequence[CodeLocation],
+) -> tuple[CodeLocation, Sequence[CodeLocation]] | None:
     """Split a stack, given outermost first, at the line that its user can change.
 
     Returns it and the lines of libraries that it called, outermost first. An installed package
@@ -126,7 +128,7 @@ def _find_installed_package(file: str) -> str:
     return match[1] if match else ""
 
 
-def locate_stack(places: Sequence[Place]) -> CodePlace | None:
+def locate_stack(places: Sequence[CodeLocation]) -> CodePlace | None:
     """Find the place of a stack, given outermost first; None for an empty stack."""
     parts = split_at_own_line(places)
     if parts is None:
@@ -137,7 +139,7 @@ def locate_stack(places: Sequence[Place]) -> CodePlace | None:
     return CodePlace(place, callee, _find_stage(own), _find_transform(own))
 
 
-def list_wait_kinds(places: Sequence[Place], reader: SourceReader) -> tuple[str, ...]:
+def list_wait_kinds(places: Sequence[CodeLocation], reader: SourceReader) -> tuple[str, ...]:
     """List what a waiting thread waits for, by what the innermost line of the user called.
 
     "job": another part of the job, with "output" to hand something over, and "pool" for a pool of
@@ -161,7 +163,7 @@ def list_wait_kinds(places: Sequence[Place], reader: SourceReader) -> tuple[str,
     return ("sleep",) if polls is False and not called else ()
 
 
-def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:
+def _drop_loader_frames(places: Sequence[CodeLocation]) -> list[CodeLocation]:
     """Drop the frames of a worker's loop; the innermost one stays if there are no others."""
     kept = [
         place
@@ -171,18 +173,18 @@ def _drop_loader_frames(places: Sequence[Place]) -> list[Place]:
     return kept or list(places[-1:])
 
 
-def _name_by_function(places: Sequence[Place], index: int) -> Place:
+def _name_by_function(places: Sequence[CodeLocation], index: int) -> CodeLocation:
     """Return a place with the function around it, where it is in a comprehension."""
     place = places[index]
     if not place.function.endswith(_COMPREHENSIONS):
         return place
     for outer in reversed(places[:index]):
         if outer.file == place.file and not outer.function.endswith(_COMPREHENSIONS):
-            return Place(place.file, place.line, outer.function)
+            return CodeLocation(place.file, place.line, outer.function)
     return place
 
 
-def _drop_start_frames(places: Sequence[Place]) -> Sequence[Place]:
+def _drop_start_frames(places: Sequence[CodeLocation]) -> Sequence[CodeLocation]:
     """Drop the frames of the code that started a worker or a thread."""
     for index in range(len(places) - 2, -1, -1):
         place = places[index]
@@ -195,7 +197,7 @@ def _drop_start_frames(places: Sequence[Place]) -> Sequence[Place]:
     return places[first:]
 
 
-def _choose_callee(inner: Sequence[Place]) -> Place | None:
+def _choose_callee(inner: Sequence[CodeLocation]) -> CodeLocation | None:
     """Choose the first function called that does more than call another one."""
     for place in inner:
         if not (_is_plumbing(place) or _COMPOSE.search(place.function)):
@@ -203,11 +205,11 @@ def _choose_callee(inner: Sequence[Place]) -> Place | None:
     return inner[0] if inner else None
 
 
-def _is_plumbing(place: Place) -> bool:
+def _is_plumbing(place: CodeLocation) -> bool:
     return place.function.rpartition(".")[2] in _PLUMBING
 
 
-def _find_stage(places: Sequence[Place]) -> LoaderStage:
+def _find_stage(places: Sequence[CodeLocation]) -> LoaderStage:
     files = [place.file for place in places]
     if any(file.endswith(_PIN_FILE) for file in files):
         return "pin"
@@ -228,7 +230,7 @@ def _find_stage(places: Sequence[Place]) -> LoaderStage:
     return "transform" if _find_transform(inner) else "dataset"
 
 
-def _find_transform(places: Sequence[Place]) -> str:
+def _find_transform(places: Sequence[CodeLocation]) -> str:
     """Find which transform of a composed pipeline a stack is in; "" for none."""
     for index, place in enumerate(places):
         if _COMPOSE.search(place.function) and _MODEL_FOLDER not in place.file:

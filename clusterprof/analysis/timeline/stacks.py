@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.timeline.spans import Int
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 
 STACKS_DEFINED = "stacks-defined"
 MAX_NODE_STACKS = 1 << 17
@@ -33,7 +33,7 @@ _MAX_LINE = (1 << 31) - 1
 class StackTable:
     """The stacks of a node as a tree: each is a place, called from its parent."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[CodeLocation, ...] = ()
     parent: Int = field(default_factory=lambda: np.zeros(1, np.int64))
     """int64[n]: number of the calling stack, smaller than its own; 0 = called by none."""
     place: Int = field(default_factory=lambda: np.full(1, -1, np.int64))
@@ -68,7 +68,7 @@ class StackInterner:
 
     def __init__(self) -> None:
         self._processes: dict[tuple[int, int], _ProcessNumbers] = {}
-        self._places: dict[Place, int] = {}
+        self._places: dict[CodeLocation, int] = {}
         self._stacks: dict[tuple[int, int], int] = {}
         self._table = StackTable()
 
@@ -133,7 +133,7 @@ def _read_list(value: Any) -> list[tuple[int, Any]]:
     return list(enumerate(items, first))
 
 
-def _parse_place(row: Any, files: Mapping[int, str]) -> Place | None:
+def _parse_place(row: Any, files: Mapping[int, str]) -> CodeLocation | None:
     if not isinstance(row, list | tuple) or len(row) != 4:
         return None
     file, _, line, function = row
@@ -141,4 +141,4 @@ def _parse_place(row: Any, files: Mapping[int, str]) -> Place | None:
         return None
     if type(line) is not int or not isinstance(function, str):
         return None
-    return Place(files[file], min(max(line, 0), _MAX_LINE), function[:_MAX_NAME_CHARACTERS])
+    return CodeLocation(files[file], min(max(line, 0), _MAX_LINE), function[:_MAX_NAME_CHARACTERS])

@@ -105,7 +105,7 @@ def _open_compressed(file: BinaryIO, target: Path) -> Iterator[BinaryIO]:
 class RunRank:
     """One training process of a node."""
 
-    place: int
+    index: int
     """Index into `Report.ranks`."""
     rank: int | None
     """Global rank, None if unknown."""
@@ -154,11 +154,11 @@ class Run:
             return history.started_at_ns
         return min((node.instant_ns(node.first_ns) for node in self.nodes), default=0)
 
-    def find_rank(self, place: int) -> tuple[RunNode, RunRank] | None:
+    def find_rank(self, index: int) -> tuple[RunNode, RunRank] | None:
         """Return the node and rank at an index of `Report.ranks`; None when there is none."""
         for node in self.nodes:
             for rank in node.ranks:
-                if rank.place == place:
+                if rank.index == index:
                     return node, rank
         return None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.output.exporters.base import RunNode, RunRank
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.probe import layout
@@ -48,7 +48,7 @@ class ProcessDirectory:
         if isinstance(record, Event):
             pid = record.attributes.get("pid")
             if record.kind == "process-registered" and isinstance(pid, int):
-                self._numbers[pid] = parse_identity(record.attributes).rank
+                self._numbers[pid] = parse_job_position(record.attributes).rank
         elif isinstance(record, Rows) and record.table == "processes":
             names = list(record.names)
             if "pid" in names and "parent_pid" in names:

@@ -20,7 +20,7 @@ from clusterprof.errors import NoRecording
 from clusterprof.output.exporters.base import Output, Run
 from clusterprof.output.renderers.text import code, wording
 from clusterprof.output.renderers.text.safety import escape_text
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Report
 
 _SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -86,7 +86,7 @@ def list_collapsed_lines(report: Report, profile: CodeProfile) -> list[str]:
     """List stacks as "cause;outer;...;inner ns", sorted; the rank follows the cause if several."""
     names = code.build_file_names(report)
     frames = [
-        _clean_frame(f"{code.format_function(place)} ({code.format_place(place, names)})")
+        _clean_frame(f"{code.format_function(place)} ({code.format_code_location(place, names)})")
         for place in profile.places
     ]
     sums: dict[str, int] = {}
@@ -126,7 +126,7 @@ def build_speedscope_document(report: Report, profile: CodeProfile) -> dict[str,
     }
 
 
-def _build_frame(place: Place) -> dict[str, Any]:
+def _build_frame(place: CodeLocation) -> dict[str, Any]:
     frame: dict[str, Any] = {"name": code.format_function(place)}
     if place.file:
         frame["file"] = escape_text(place.file, _MAX_PATH_CHARACTERS)

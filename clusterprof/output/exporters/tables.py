@@ -46,7 +46,7 @@ def build_ledger_rows(run: Run) -> list[tuple[Any, ...]]:
     Per rank the parts unmeasured, outside, productive and lost add up to its window.
     `caused` assigns the same lost time to its culprits, and is not a further part.
     """
-    emulated = {rank.place: rank.emulated for node in run.nodes for rank in node.ranks}
+    emulated = {rank.index: rank.emulated for node in run.nodes for rank in node.ranks}
     rows: list[tuple[Any, ...]] = []
     for place, rank in enumerate(run.report.ranks):
         identity = (
@@ -148,14 +148,14 @@ BATCH_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ExportTable:
     """The columns of one table, in order."""
 
     name: str
     columns: tuple[tuple[str, Kind], ...]
 
 
-SAMPLES = Table(
+SAMPLES = ExportTable(
     "samples",
     (
         ("node", "text"),
@@ -168,7 +168,7 @@ SAMPLES = Table(
         ("why_missing", "text"),
     ),
 )
-SPANS = Table(
+SPANS = ExportTable(
     "spans",
     (
         ("node", "text"),
@@ -188,10 +188,10 @@ SPANS = Table(
         ("peer_rank", "int"),
     ),
 )
-EVENTS = Table(
+EVENTS = ExportTable(
     "events", (("node", "text"), ("t_ns", "int"), ("event", "text"), ("attributes", "text"))
 )
-GAPS = Table(
+GAPS = ExportTable(
     "gaps",
     (
         ("node", "text"),
@@ -204,7 +204,7 @@ GAPS = Table(
         ("remedy", "text"),
     ),
 )
-LEDGER = Table(
+LEDGER = ExportTable(
     "ledger",
     (
         ("node", "text"),
@@ -218,7 +218,7 @@ LEDGER = Table(
         ("duration_ns", "int"),
     ),
 )
-FINDINGS = Table(
+FINDINGS = ExportTable(
     "findings",
     (
         ("cause", "text"),
@@ -251,7 +251,7 @@ Rows = Mapping[str, Sequence[Any]]
 class TableBatch:
     """Rows of one table that have not been written yet."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ExportTable) -> None:
         self.table = table
         self.rows = 0
         self.columns: dict[str, list[Any]] = {name: [] for name, _ in table.columns}
@@ -274,7 +274,7 @@ class TableBatch:
 
 def iterate_batches(
     run: Run, wanted: Sequence[str], signals: Sequence[str]
-) -> Iterator[tuple[Table, Rows]]:
+) -> Iterator[tuple[ExportTable, Rows]]:
     """Yield the rows of the wanted tables, in batches of about `BATCH_ROWS` that bound memory.
 
     signals: patterns such as `gpu.*`; only samples of matching signals are included, all if
@@ -292,13 +292,13 @@ def iterate_batches(
             yield table, _convert_rows(table, _REPORT_TABLES[table.name](run))
 
 
-def _convert_rows(table: Table, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+def _convert_rows(table: ExportTable, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
     return {name: [row[at] for row in rows] for at, (name, _) in enumerate(table.columns)}
 
 
 def _iterate_node_batches(
     node: RunNode, batches: Mapping[str, TableBatch], signals: Sequence[str]
-) -> Iterator[tuple[Table, Rows]]:
+) -> Iterator[tuple[ExportTable, Rows]]:
     processes, reasons, is_selected = ProcessDirectory(node), GapReasons(), SignalFilter(signals)
     name = escape_text(node.name, MAX_CELL_CHARACTERS)
     kind_names: dict[tuple[int, int], dict[int, str]] = {}

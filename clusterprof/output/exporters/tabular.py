@@ -29,7 +29,13 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 from clusterprof.config import format_suggestion
 from clusterprof.errors import UsageError
 from clusterprof.output.exporters.base import Output, Run
-from clusterprof.output.exporters.tables import TABLE_NAMES, TABLES, Rows, Table, iterate_batches
+from clusterprof.output.exporters.tables import (
+    TABLE_NAMES,
+    TABLES,
+    ExportTable,
+    Rows,
+    iterate_batches,
+)
 
 
 class TableWriter(Protocol):
@@ -76,7 +82,7 @@ def write_tables(
     suffix: str,
     wanted: Sequence[str],
     signals: Sequence[str],
-    open_writer: Callable[[BinaryIO, Table], TableWriter],
+    open_writer: Callable[[BinaryIO, ExportTable], TableWriter],
 ) -> None:
     """Write tables: one file each into a folder, else all wanted ones into one file."""
     with ExitStack() as stack:
@@ -92,7 +98,7 @@ def write_tables(
             table_writer.close()
 
 
-def open_table_writer(form: str, file: BinaryIO, table: Table) -> TableWriter:
+def open_table_writer(form: str, file: BinaryIO, table: ExportTable) -> TableWriter:
     """Open the writer of a table in a format: csv or parquet.
 
     Raises: UsageError without the packages of the format.
@@ -127,7 +133,7 @@ class Csv:
 
 
 class _CsvWriter:
-    def __init__(self, file: Any, table: Table) -> None:
+    def __init__(self, file: Any, table: ExportTable) -> None:
         self._file, self._table = file, table
         self._file.write((",".join(name for name, _ in table.columns) + "\r\n").encode())
 
@@ -179,7 +185,7 @@ class JsonLines:
 
 
 class _JsonLinesWriter:
-    def __init__(self, file: Any, table: Table) -> None:
+    def __init__(self, file: Any, table: ExportTable) -> None:
         self._file, self._table = file, table
 
     def write(self, rows: Rows) -> None:
@@ -218,7 +224,7 @@ class Parquet:
         """
         arrow = _import_arrow()
 
-        def open_writer(file: Any, table: Table) -> _ParquetWriter:
+        def open_writer(file: Any, table: ExportTable) -> _ParquetWriter:
             return _ParquetWriter(arrow, file, table)
 
         wanted = select_tables(output, self._tables)
@@ -240,7 +246,7 @@ def _import_arrow() -> Any:
 class _ParquetWriter:
     """Writes one row group per batch, so that memory is limited to one batch."""
 
-    def __init__(self, arrow: Any, file: Any, table: Table) -> None:
+    def __init__(self, arrow: Any, file: Any, table: ExportTable) -> None:
         self._arrow, self._table = arrow, table
         types = {
             "text": arrow.dictionary(arrow.int32(), arrow.string()),

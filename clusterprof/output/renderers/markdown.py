@@ -23,7 +23,7 @@ from clusterprof.output.renderers.text.first_screen import build_first_screen
 from clusterprof.output.renderers.text.safety import escape_markdown as md
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.tables import (
-    Table,
+    TextTable,
     build_cause_matrix,
     build_ledger_columns,
     build_ledger_rows,
@@ -218,10 +218,10 @@ def _render_lines(report: Report) -> Iterator[str]:
         if rows:
             title = f"By line of code: {escape_text(finding.cause.id, 60)}"
             rest = code.describe_lines_rest(finding, len(rows))
-            yield from _render_table(Table(title, code.LINE_HEADS, tuple(rows), 2, rest))
+            yield from _render_table(TextTable(title, code.LINE_HEADS, tuple(rows), 2, rest))
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def _render_table(table: TextTable) -> Iterator[str]:
     yield from ("", f"**{md(table.title.capitalize())}**")
     if table.rows:
         numbers = len(table.heads) - 1 - table.texts

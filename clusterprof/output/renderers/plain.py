@@ -23,7 +23,7 @@ from clusterprof.output.renderers.text.first_screen import build_first_screen
 from clusterprof.output.renderers.text.safety import ASCII_WORDS, escape_text
 from clusterprof.output.renderers.text.summary import build_summary
 from clusterprof.output.renderers.text.tables import (
-    Table,
+    TextTable,
     build_cause_matrix,
     build_ledger_columns,
     build_ledger_rows,
@@ -212,7 +212,7 @@ def _render_next_step(report: Report) -> Iterator[str]:
             yield f"Next: this saves: {text[:1].lower()}{text[1:]}"
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def _render_table(table: TextTable) -> Iterator[str]:
     """Render every row as a sentence of headings and values, independent of columns."""
     title = table.title.capitalize()
     for row in table.rows:

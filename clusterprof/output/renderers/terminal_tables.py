@@ -30,7 +30,7 @@ from clusterprof.output.renderers.text.safety import (
     wrap_text,
 )
 from clusterprof.output.renderers.text.tables import (
-    Table,
+    TextTable,
     build_cause_matrix,
     build_ledger_columns,
     build_ledger_rows,
@@ -227,7 +227,7 @@ def render_details(
             yield from draw_lines(Group(Text(), _render_heading(heading), *body), width)
 
 
-def render_table(table: Table, width: int) -> list[Text]:
+def render_table(table: TextTable, width: int) -> list[Text]:
     """Draw title, headings, rows and remark of a table.
 
     Columns that do not fit are dropped, starting with the rightmost number.

@@ -221,9 +221,11 @@ def test_registered_processes_belong_to_the_job(
             f'{{"pid": {pid}, "started_ticks": {ticks}, "device": "{device}", "variables": {{}}}}'
         )
     result = around(roots)
-    assert result.place.from_recorder and result.place.run_dir == run_dir
-    assert result.place.facts["rank"] is None  # doctor's step has one, and it is none of the job's
-    assert [process.pid for process in result.place.processes] == [
+    assert result.job_context.from_recorder and result.job_context.run_dir == run_dir
+    assert (
+        result.job_context.facts["rank"] is None
+    )  # doctor's step has one, and it is none of the job's
+    assert [process.pid for process in result.job_context.processes] == [
         4711
     ]  # 4712 is not that process any more
     assert [device["users"] for device in result.devices] == [
@@ -234,7 +236,11 @@ def test_registered_processes_belong_to_the_job(
 
 def test_a_node_without_a_job_reports_no_job(host: Callable[[str], Roots]) -> None:
     result = check_job_environment([], {}, "/", [], (1, 0), host("vm-two-cores"))
-    assert (result.place.launchers, result.place.job, result.place.processes) == ((), "", ())
+    assert (result.job_context.launchers, result.job_context.job, result.job_context.processes) == (
+        (),
+        "",
+        (),
+    )
     assert "cpus_allowed_count" not in result.affinity  # the fixture has no status of a process
     unknown = {setting["name"] for setting in result.settings if setting["enough"] is None}
     assert {"kernel.dmesg_restrict", "kernel.task_delayacct"} <= unknown

@@ -16,13 +16,13 @@ from clusterprof.analysis.advice.code_lines import (
 from clusterprof.analysis.advice.context import CodePath
 from clusterprof.analysis.advice.registry import MAX_ADVICE, select_advice
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import EFFORTS, Culprit
 from tests.support.advice_contexts import S, make_context, make_evidence
 
 SITE = "/env/lib/python3.11/site-packages/"
 STANDARD = "/env/lib/python3.11/"
-MINE = Place("/job/data.py", 42, "Data.augment")
+MINE = CodeLocation("/job/data.py", 42, "Data.augment")
 
 # id -> (cause, file, function) of stacks that are in the call
 STACKS: dict[str, list[tuple[str, str, str]]] = {
@@ -125,7 +125,7 @@ SOURCES = {
 
 def path(*called: tuple[str, str], share: float = 0.5, samples: int = 100) -> CodePath:
     """A stack from the user's line on, given as files and functions."""
-    frames = tuple(Place(file, 7, function) for file, function in called)
+    frames = tuple(CodeLocation(file, 7, function) for file, function in called)
     return CodePath(MINE, frames, share, samples)
 
 
@@ -178,7 +178,7 @@ def test_look_alike_frames_are_not_known_calls(file: str, function: str) -> None
 
 
 def test_a_function_of_the_user_is_never_a_known_call() -> None:
-    mine = CodePath(Place("/job/PIL/Image.py", 3, "resize"), (), 0.9, 100)
+    mine = CodePath(CodeLocation("/job/PIL/Image.py", 3, "resize"), (), 0.9, 100)
     assert find_known_call(mine, "cpu-preprocess") is None
 
 
@@ -197,7 +197,7 @@ def test_built_in_functions_are_known_from_the_source_line(call: str) -> None:
     own = CodePath(MINE, (), 0.5, 100, (call, "model"))
     known_call = find_known_call(own, cause)
     assert known_call is not None and known_call.id == id_
-    other = (Place(SITE + "torch/nn/functional.py", 3, "linear"),)
+    other = (CodeLocation(SITE + "torch/nn/functional.py", 3, "linear"),)
     assert find_known_call(CodePath(MINE, other, 0.5, 100, (call,)), cause) is None
     assert find_known_call(CodePath(MINE, (), 0.5, 100, (call + "_all",)), cause) is None
 
@@ -228,9 +228,12 @@ LOAD = (SITE + "PIL/ImageFile.py", "ImageFile.load")
 
 def test_advice_for_a_line_states_all_texts_and_numbers() -> None:
     """40 s are lost and can be had back; 71 % of them in resize, in 50 + 21 of 100 samples."""
-    other = CodePath(Place("/job/model.py", 9, "forward"), (), 0.29, 29)
+    other = CodePath(CodeLocation("/job/model.py", 9, "forward"), (), 0.29, 29)
     more = CodePath(
-        Place("/job/data.py", 50, "pad"), (Place(SITE + "PIL/Image.py", 1, "resize"),), 0.21, 21
+        CodeLocation("/job/data.py", 50, "pad"),
+        (CodeLocation(SITE + "PIL/Image.py", 1, "resize"),),
+        0.21,
+        21,
     )
     context = make_context(
         "cpu-preprocess", PREPARING, code=(path(RESIZE, samples=50), more, other)
@@ -295,9 +298,9 @@ def test_the_culprit_rank_is_named_before_the_line() -> None:
 
 
 def test_a_place_is_formatted_as_file_line_and_function() -> None:
-    assert format_place(Place("/job/data.py", 42, "f")) == "data.py:42 in f"
-    assert format_place(Place("/job/data.py", 0, "f")) == "f in data.py"
-    assert format_place(Place("<nvtx>", 0, "forward")) == "forward"
+    assert format_place(CodeLocation("/job/data.py", 42, "f")) == "data.py:42 in f"
+    assert format_place(CodeLocation("/job/data.py", 0, "f")) == "f in data.py"
+    assert format_place(CodeLocation("<nvtx>", 0, "forward")) == "forward"
 
 
 @pytest.mark.parametrize("call", KNOWN_CALLS, ids=lambda call: call.id)

@@ -9,7 +9,7 @@ import pytest
 from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderSettings, Mount
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 
@@ -113,7 +113,7 @@ def test_cpus_left_idle_by_the_job_allow_more_workers(wanted: float | None, chan
 
 
 def test_a_line_in_which_the_late_rank_spends_more_time_comes_first() -> None:
-    path = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
+    path = CodePath(CodeLocation("/job/train.py", 14, "augment"), (), 0.9, 40)
     advice = first(make_context("sync-slow-compute", code=(path,), has_device=False))
     assert advice.what.endswith(
         "Look at train.py:14 in augment, in which rank 3 spends more time than the others"

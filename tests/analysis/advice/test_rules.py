@@ -12,7 +12,7 @@ from clusterprof.analysis.advice.context import AdviceContext, CodePath, Disk, L
 from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 from tests.support.advice_rules import RULES_OF
@@ -27,7 +27,7 @@ LARGE = {"network__operation_bytes": 24 << 20, "network__operations_per_step_cou
 MANY = {"ranks": 16, "nodes": 2}
 TURNS = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
 TWICE_THE_WORK = PeerComparison("step.worked_ns", "ns", 84e6, 36e6, 1, "rank", "of work a step")
-SLOW_LINE = CodePath(Place("/job/train.py", 14, "augment"), (), 0.9, 40)
+SLOW_LINE = CodePath(CodeLocation("/job/train.py", 14, "augment"), (), 0.9, 40)
 FASTER = Evidence(
     "network.link_bytes_per_second",
     1e8,

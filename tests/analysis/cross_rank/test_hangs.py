@@ -199,6 +199,6 @@ def test_a_reused_pid_does_not_change_the_culprit_device() -> None:
         for device, ticks in (("gpu-0", 10), ("gpu-1", 20))
     ]
     node: Any = SimpleNamespace(ranks=ranks, facts=SimpleNamespace(name="node-a"))
-    ending: Any = SimpleNamespace(pid=7, started_ticks=20, place=SimpleNamespace(rank=1))
+    ending: Any = SimpleNamespace(pid=7, started_ticks=20, job_position=SimpleNamespace(rank=1))
     culprit = hang_findings._build_hang_culprit(RecordedRank(node, ending))
     assert culprit == Culprit("node-a", 1, "gpu-1")

@@ -33,7 +33,7 @@ from clusterprof.analysis.timeline.model import (
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from tests.support.builders import (
     make_header,
     make_io_samples,
@@ -64,13 +64,13 @@ POLL_LINE, SLEEP_LINE = 5, 8
 
 def stack_table(file: str) -> StackTable:
     places = (
-        Place("/job/train.py", 1, "main"),
-        Place("/job/train.py", 2, "ask"),
-        Place(file, POLL_LINE, "poll"),
-        Place(file, SLEEP_LINE, "rest"),
-        Place("/usr/lib/python3.11/multiprocessing/queues.py", 1, "Queue.get"),
-        Place("/usr/lib/python3.11/multiprocessing/queues.py", 2, "Queue.put"),
-        Place("/usr/lib/python3.11/multiprocessing/pool.py", 1, "IMapIterator.next"),
+        CodeLocation("/job/train.py", 1, "main"),
+        CodeLocation("/job/train.py", 2, "ask"),
+        CodeLocation(file, POLL_LINE, "poll"),
+        CodeLocation(file, SLEEP_LINE, "rest"),
+        CodeLocation("/usr/lib/python3.11/multiprocessing/queues.py", 1, "Queue.get"),
+        CodeLocation("/usr/lib/python3.11/multiprocessing/queues.py", 2, "Queue.put"),
+        CodeLocation("/usr/lib/python3.11/multiprocessing/pool.py", 1, "IMapIterator.next"),
     )
     return StackTable(places, np.array([0, 0, *[1] * 6]), np.array([-1, 0, 1, 2, 3, 4, 5, 6]))
 

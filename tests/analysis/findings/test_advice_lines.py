@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterprof.analysis.findings.advice import with_advice
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import RunFingerprint
 from tests.support.kineto_traces import (
     make_device_event,
@@ -53,8 +53,8 @@ def test_the_line_of_a_trace_is_named_first(tmp_path: Path) -> None:
     (finding,) = (item for item in report.findings if item.cause.id == "eval-host")
     line = finding.lines[0]
     assert (line.place, line.library) == (
-        Place("train.py", 12, "log_metrics"),
-        Place("<built-in>", 0, "Tensor.item"),
+        CodeLocation("train.py", 12, "log_metrics"),
+        CodeLocation("<built-in>", 0, "Tensor.item"),
     )
     assert finding.advice[0].id == "read-back-rarely"
     assert finding.advice[0].what.startswith(
@@ -70,7 +70,7 @@ def test_a_built_in_function_is_known_from_an_unchanged_source(tmp_path: Path) -
     file = tmp_path / "job.py"
     file.write_text("def hook(loss):\n    total = loss.item()\n")
     os.utime(file, (1000, 1000))
-    places = (Place(str(file), 2, "hook"),)
+    places = (CodeLocation(str(file), 2, "hook"),)
     code = CodeProfile(places, (False,), (StackTime("eval-host", 0, (0,), 10**9, 50),), 50)
     for started_s, is_known in ((2000, True), (500, False)):
         fingerprint = RunFingerprint(started_at_ns=started_s * 10**9)

@@ -19,15 +19,15 @@ from clusterprof.analysis.findings import code as code_module
 from clusterprof.analysis.findings.code import build_code
 from clusterprof.analysis.timeline.stacks import StackInterner, StackTable
 from clusterprof.output.renderers.text.code import describe_line
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Finding
 from tests.support.rank_results import S, make_rank_result
 
 PREPROCESS = "cpu-preprocess"
-MAIN = Place("/job/train.py", 1, "main")
-AUGMENT = Place("/job/data.py", 42, "augment")
-RESIZE = Place("/lib/python3.11/site-packages/PIL/Image.py", 2450, "resize")
-PAD = Place("/job/data.py", 60, "pad")
+MAIN = CodeLocation("/job/train.py", 1, "main")
+AUGMENT = CodeLocation("/job/data.py", 42, "augment")
+RESIZE = CodeLocation("/lib/python3.11/site-packages/PIL/Image.py", 2450, "resize")
+PAD = CodeLocation("/job/data.py", 60, "pad")
 
 
 def _build_table() -> StackTable:

@@ -23,7 +23,7 @@ class Thing:
 
 def build_rank(pid: int, number: int | None, first_ns: int = 0) -> Any:
     ledger, place = Thing(pid=pid), Thing(rank=number)
-    return Thing(ledger=ledger, place=place, started_ticks=1, first_ns=first_ns, job=0)
+    return Thing(ledger=ledger, job_position=place, started_ticks=1, first_ns=first_ns, job=0)
 
 
 def build_ending(pid: int, number: int, operation: int = -1) -> RankEnding:

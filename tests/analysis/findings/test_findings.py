@@ -15,7 +15,7 @@ from clusterprof.analysis.findings.findings import (
     classify_visibility,
     with_imbalance_in_turn,
 )
-from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
+from clusterprof.analysis.timeline.load.ranks import JobPosition
 from clusterprof.analysis.timeline.model import SOURCE_DEVICE_SAMPLES
 from clusterprof.report.model import Culprit, Finding, Persistence
 from tests.support import advice_contexts
@@ -107,9 +107,9 @@ def see(
     number: int, source: str = "device-samples", world_size: int | None = 2, **changes: bool
 ) -> RankResult:
     rank = make_rank_result(number)
-    place = ProcessIdentity(job="job", rank=number, world_size=world_size)
+    place = JobPosition(job="job", rank=number, world_size=world_size)
     ledger = replace(rank.ledger, source=source)  # type: ignore[arg-type]
-    return replace(rank, place=place, ledger=ledger, **{"marked": True, **changes})
+    return replace(rank, job_position=place, ledger=ledger, **{"marked": True, **changes})
 
 
 def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
@@ -122,7 +122,7 @@ def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
     assert classify_visibility([see(0), see(1, marked=False)], True) == "unmarked"
     assert classify_visibility([see(0, marked=False)], True) == "partial"  # one of two
     # A second job on the same nodes does not make up for a rank that is missing.
-    other = replace(see(0), place=ProcessIdentity(job="other", rank=0, world_size=1))
+    other = replace(see(0), job_position=JobPosition(job="other", rank=0, world_size=1))
     assert classify_visibility([see(0), other], True) == "partial"
     assert classify_visibility([see(0, world_size=None)], True) == "driver"  # not known how many
 

@@ -134,8 +134,8 @@ def test_stretches_add_up_whatever_happens_and_however_it_is_cut(
 
 
 def in_step_and_lost(times: RankTimeHistory) -> tuple[list[int], list[int]]:
-    assert isinstance(times.place, bytes)
-    table = unpack_table(times.place).reshape(len(times.names), 2, -1)
+    assert isinstance(times.stored_block, bytes)
+    table = unpack_table(times.stored_block).reshape(len(times.names), 2, -1)
     units = (table[:, 0].astype(object) * SHARE_SCALE + table[:, 1]).tolist()
     rows = dict(zip(times.names, units))
     in_step = [value // SHARE_SCALE for value in rows.pop(IN_STEP)]

@@ -25,7 +25,7 @@ from clusterprof.analysis.findings.impact import (
     compute_rate,
     list_impact_metrics,
 )
-from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
+from clusterprof.analysis.timeline.load.ranks import JobPosition
 from clusterprof.report.model import Finding
 from tests.support.rank_results import STORAGE, S, make_rank_result
 
@@ -40,7 +40,7 @@ def alone(lost_s: list[int], hidden_s: int = 0) -> RankResult:
     sums[0, [column, -1]] += hidden_s * S
     lengths = np.full(len(lost_s), 10 * S)
     rank_result = make_rank_result(in_step=int(lengths.sum()), lost=(sum(lost_s) + hidden_s) * S)
-    return replace(rank_result, own_losses=(lengths, sums))
+    return replace(rank_result, losses_by_time_bin=(lengths, sums))
 
 
 def finding(lost_ns: int, **more: object) -> Finding:
@@ -85,7 +85,7 @@ def test_what_cannot_be_reported_says_why() -> None:
     assert SavingsModel(pair, None).why == NOT_MATCHED
     assert SavingsModel(pair[:1], None).why == UNRECORDED_PEERS
     assert SavingsModel([], None).why == NO_STEPS
-    jobs = [replace(value, place=ProcessIdentity(job=str(at))) for at, value in enumerate(pair)]
+    jobs = [replace(value, job_position=JobPosition(job=str(at))) for at, value in enumerate(pair)]
     assert SavingsModel(jobs, None).why == SEVERAL_JOBS
 
 

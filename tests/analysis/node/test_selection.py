@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from clusterprof.analysis.attribution.rank.chunk_boundary import Selection
+from clusterprof.analysis.attribution.rank.chunk_boundary import PartOfRecording
 from clusterprof.analysis.detectors.registry import build_limits
 from clusterprof.analysis.node.analyze import analyze_node
-from clusterprof.analysis.node.selection import Instant, PartOfRun, build_windows
+from clusterprof.analysis.node.selection import Instant, PartOfRun, build_parts
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.errors import UsageError
 from clusterprof.output.renderers.plain import Plain
@@ -101,14 +101,14 @@ def test_times_are_those_of_the_run_whatever_a_nodes_clock_shows(tmp_path: Path)
         write_on(machine, Script(end=2.0, main="I2.0"), tmp_path / machine.name)
     folders = sorted(tmp_path.iterdir())
     since = PartOfRun(since=Instant(10 * SECOND))
-    assert build_windows(folders, since) == [
-        Selection(since_ns=5 * HOUR + 10 * SECOND),
-        Selection(since_ns=84 * SECOND),
+    assert build_parts(folders, since) == [
+        PartOfRecording(since_ns=5 * HOUR + 10 * SECOND),
+        PartOfRecording(since_ns=84 * SECOND),
     ]
     wall = PartOfRun(until=Instant(100 * HOUR + 4 * SECOND, is_wall=True))
-    assert build_windows(folders, wall) == [
-        Selection(until_ns=5 * HOUR + 4 * SECOND),
-        Selection(until_ns=78 * SECOND),
+    assert build_parts(folders, wall) == [
+        PartOfRecording(until_ns=5 * HOUR + 4 * SECOND),
+        PartOfRecording(until_ns=78 * SECOND),
     ]
 
 
@@ -124,14 +124,13 @@ def test_the_laws_hold_in_any_part_however_it_is_cut(
 ) -> None:
     folder = write_recording(script, tmp_path_factory.mktemp("run") / "node-1")
     begin, end = round(since * SECOND), round((since + length) * SECOND)
-    for window in (Selection(begin, end), Selection(None, None, first, first + count)):
+    for part in (PartOfRecording(begin, end), PartOfRecording(None, None, first, first + count)):
         whole, cut = (
-            analyze_node(folder, build_limits({}), ns, window=window).ranks[0]
-            for ns in (10**15, 10**9)
+            analyze_node(folder, build_limits({}), ns, part=part).ranks[0] for ns in (10**15, 10**9)
         )
         check_conservation(whole)
         check_conservation(cut)
         assert whole.ledger.in_step_ns == cut.ledger.in_step_ns
         assert whole.ledger.lost_ns == cut.ledger.lost_ns
-        if not window.by_steps:
+        if not part.by_steps:
             assert whole.ledger.in_step_ns <= end - begin

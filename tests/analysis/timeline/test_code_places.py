@@ -10,29 +10,31 @@ from clusterprof.analysis.timeline.code_places import (
     list_wait_kinds,
     locate_stack,
 )
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.util.source_calls import SourceReader
 
 SITE = "/venv/lib/python3.11/site-packages/"
-MAIN = Place("/job/train.py", 80, "main")
-MODEL = Place("/job/model.py", 20, "Net.forward")
-CALL = Place(SITE + "torch/nn/modules/module.py", 1779, "Module._wrapped_call_impl")
-LINEAR = Place(SITE + "torch/nn/modules/linear.py", 125, "Linear.forward")
-FIT = Place(SITE + "lightning/pytorch/trainer/trainer.py", 500, "Trainer.fit")
-STEP = Place("/job/train.py", 30, "Model.training_step")
-BOOT = Place("/usr/lib/python3.11/multiprocessing/process.py", 314, "BaseProcess._bootstrap")
-LOOP = Place(SITE + "torch/utils/data/_utils/worker.py", 349, "_worker_loop")
-FETCH = Place(SITE + "torch/utils/data/_utils/fetch.py", 52, "_MapDatasetFetcher.fetch")
-STREAM = Place(SITE + "torch/utils/data/_utils/fetch.py", 33, "_IterableDatasetFetcher.fetch")
-ITEM = Place("/job/data.py", 10, "Photos.__getitem__")
-COMPOSE = Place(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
-RESIZE = Place(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
-PIL = Place(SITE + "PIL/Image.py", 2450, "Image.resize")
-PROXY = Place("<string>", 2, "get")
-MANAGER = Place("/usr/lib/python3.11/multiprocessing/managers.py", 820, "_callmethod")
-RUNPY = Place("<frozen runpy>", 198, "_run_module_as_main")
-INSTALLED = Place(SITE + "trainer/__main__.py", 12, "main")
-INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
+MAIN = CodeLocation("/job/train.py", 80, "main")
+MODEL = CodeLocation("/job/model.py", 20, "Net.forward")
+CALL = CodeLocation(SITE + "torch/nn/modules/module.py", 1779, "Module._wrapped_call_impl")
+LINEAR = CodeLocation(SITE + "torch/nn/modules/linear.py", 125, "Linear.forward")
+FIT = CodeLocation(SITE + "lightning/pytorch/trainer/trainer.py", 500, "Trainer.fit")
+STEP = CodeLocation("/job/train.py", 30, "Model.training_step")
+BOOT = CodeLocation("/usr/lib/python3.11/multiprocessing/process.py", 314, "BaseProcess._bootstrap")
+LOOP = CodeLocation(SITE + "torch/utils/data/_utils/worker.py", 349, "_worker_loop")
+FETCH = CodeLocation(SITE + "torch/utils/data/_utils/fetch.py", 52, "_MapDatasetFetcher.fetch")
+STREAM = CodeLocation(
+    SITE + "torch/utils/data/_utils/fetch.py", 33, "_IterableDatasetFetcher.fetch"
+)
+ITEM = CodeLocation("/job/data.py", 10, "Photos.__getitem__")
+COMPOSE = CodeLocation(SITE + "torchvision/transforms/transforms.py", 95, "Compose.__call__")
+RESIZE = CodeLocation(SITE + "torchvision/transforms/transforms.py", 354, "Resize.forward")
+PIL = CodeLocation(SITE + "PIL/Image.py", 2450, "Image.resize")
+PROXY = CodeLocation("<string>", 2, "get")
+MANAGER = CodeLocation("/usr/lib/python3.11/multiprocessing/managers.py", 820, "_callmethod")
+RUNPY = CodeLocation("<frozen runpy>", 198, "_run_module_as_main")
+INSTALLED = CodeLocation(SITE + "trainer/__main__.py", 12, "main")
+INSTALLED_STEP = CodeLocation(SITE + "trainer/steps.py", 40, "augment")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,12 @@ INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
             CodePlace(ITEM, RESIZE, "transform", "Resize"),
         ),
         (
-            [MAIN, BOOT, LOOP, FETCH, Place("/job/data.py", 60, "pad_batch")],
-            CodePlace(Place("/job/data.py", 60, "pad_batch"), None, "collate"),
+            [MAIN, BOOT, LOOP, FETCH, CodeLocation("/job/data.py", 60, "pad_batch")],
+            CodePlace(CodeLocation("/job/data.py", 60, "pad_batch"), None, "collate"),
         ),
         (
-            [MAIN, BOOT, LOOP, STREAM, Place("/job/data.py", 70, "Stream.read_shards")],
-            CodePlace(Place("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
+            [MAIN, BOOT, LOOP, STREAM, CodeLocation("/job/data.py", 70, "Stream.read_shards")],
+            CodePlace(CodeLocation("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
         ),
         # Without the user's own code in the worker: the dataset's line, not the training loop's.
         (
@@ -66,11 +68,15 @@ INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
                 BOOT,
                 LOOP,
                 FETCH,
-                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                CodeLocation(
+                    SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"
+                ),
                 PIL,
             ],
             CodePlace(
-                Place(SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"),
+                CodeLocation(
+                    SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"
+                ),
                 PIL,
                 "dataset",
             ),
@@ -78,29 +84,42 @@ INSTALLED_STEP = Place(SITE + "trainer/steps.py", 40, "augment")
         (
             [
                 MAIN,
-                Place("/usr/lib/python3.11/threading.py", 1045, "Thread._bootstrap_inner"),
-                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+                CodeLocation("/usr/lib/python3.11/threading.py", 1045, "Thread._bootstrap_inner"),
+                CodeLocation(
+                    SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"
+                ),
             ],
             CodePlace(
-                Place(SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"),
+                CodeLocation(
+                    SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"
+                ),
                 None,
                 "pin",
             ),
         ),
         (
-            [MAIN, Place(SITE + "torch/nn/modules/container.py", 240, "Sequential.forward"), MODEL],
+            [
+                MAIN,
+                CodeLocation(SITE + "torch/nn/modules/container.py", 240, "Sequential.forward"),
+                MODEL,
+            ],
             CodePlace(MODEL, None),
         ),
         ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
-        ([Place("<string>", 3, "<module>")], CodePlace(Place("<string>", 3, "<module>"), None)),
+        (
+            [CodeLocation("<string>", 3, "<module>")],
+            CodePlace(CodeLocation("<string>", 3, "<module>"), None),
+        ),
         # a proxy of a manager: code that a library has made up
         (
-            [MAIN, Place("<string>", 2, "get"), MANAGER],
-            CodePlace(MAIN, Place("<string>", 2, "get")),
+            [MAIN, CodeLocation("<string>", 2, "get"), MANAGER],
+            CodePlace(MAIN, CodeLocation("<string>", 2, "get")),
         ),
     ],
 )
-def test_the_line_a_user_can_change_is_named(stack: list[Place], expected: CodePlace) -> None:
+def test_the_line_a_user_can_change_is_named(
+    stack: list[CodeLocation], expected: CodePlace
+) -> None:
     assert locate_stack(stack) == expected
 
 
@@ -124,11 +143,11 @@ def test_libraries_are_recognized_by_where_they_are_installed() -> None:
     assert not is_library_file("")
 
 
-QUEUE_GET = Place("/usr/lib/python3.11/multiprocessing/queues.py", 103, "Queue.get")
-QUEUE_PUT = Place("/usr/lib/python3.11/queue.py", 140, "Queue.put")
-POOL_NEXT = Place("/usr/lib/python3.11/multiprocessing/pool.py", 861, "IMapIterator.next")
-LOCK_WAIT = Place("/usr/lib/python3.11/threading.py", 320, "Condition.wait")
-REDUCE = Place(SITE + "torch/distributed/distributed_c10d.py", 1, "all_reduce")
+QUEUE_GET = CodeLocation("/usr/lib/python3.11/multiprocessing/queues.py", 103, "Queue.get")
+QUEUE_PUT = CodeLocation("/usr/lib/python3.11/queue.py", 140, "Queue.put")
+POOL_NEXT = CodeLocation("/usr/lib/python3.11/multiprocessing/pool.py", 861, "IMapIterator.next")
+LOCK_WAIT = CodeLocation("/usr/lib/python3.11/threading.py", 320, "Condition.wait")
+REDUCE = CodeLocation(SITE + "torch/distributed/distributed_c10d.py", 1, "all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -142,5 +161,7 @@ REDUCE = Place(SITE + "torch/distributed/distributed_c10d.py", 1, "all_reduce")
         ([], ()),
     ],
 )
-def test_what_a_waiting_thread_has_called(stack: list[Place], kinds: tuple[str, ...]) -> None:
+def test_what_a_waiting_thread_has_called(
+    stack: list[CodeLocation], kinds: tuple[str, ...]
+) -> None:
     assert list_wait_kinds(stack, SourceReader(0)) == kinds

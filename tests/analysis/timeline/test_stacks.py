@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackInterner
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from clusterprof.trace.schema import Event, Spans
 from tests.support.builders import SECOND, build_chunks, make_header
 
@@ -38,8 +38,8 @@ def test_processes_with_the_same_code_share_numbers() -> None:
     assert interner.translate(8, 80, np.array([2, 1])).tolist() == [2, 1]
     assert interner.translate(8, 81, np.array([2, 1])).tolist() == [0, 0]  # another process
     assert [table.places[index] for index in table.list_places(3)] == [
-        Place("/job/train.py", 10, "main"),
-        Place("/job/data.py", 43, "augment"),
+        CodeLocation("/job/train.py", 10, "main"),
+        CodeLocation("/job/data.py", 43, "augment"),
     ]
     assert table.list_places(0) == []
 

@@ -14,7 +14,7 @@ from clusterprof import __version__
 from clusterprof.errors import NoRecording
 from clusterprof.output.exporters.base import Output, Run
 from clusterprof.output.exporters.stacks import Collapsed, Speedscope
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Report
 from tests.support.code_profiles import S, add_code_profile, make_report_with_code
 from tests.support.hostile_names import HOSTILE
@@ -79,7 +79,9 @@ def check_speedscope(document: Any) -> None:
 
 def test_a_single_rank_gives_a_profile_without_a_rank_frame() -> None:
     report = make_report_with_code()
-    profile = CodeProfile((Place("", 0, "f"),), (False,), (StackTime("a", 0, (0,), S, 1),), 1)
+    profile = CodeProfile(
+        (CodeLocation("", 0, "f"),), (False,), (StackTime("a", 0, (0,), S, 1),), 1
+    )
     alone = dataclasses.replace(add_code_profile(report, (), profile), ranks=report.ranks[:1])
     assert export(Collapsed(), alone) == "a;f (unknown file) 1000000000\n"
     document = json.loads(export(Speedscope(), alone))
@@ -90,7 +92,7 @@ def test_a_single_rank_gives_a_profile_without_a_rank_frame() -> None:
 
 @pytest.mark.parametrize("name", [*HOSTILE, "a;b", "a\nb;c 7"], ids=ascii)
 def test_hostile_names_add_no_frames_or_lines(name: str) -> None:
-    place = Place(name, 3, name)
+    place = CodeLocation(name, 3, name)
     profile = CodeProfile((place,), (False,), (StackTime("a;" + name, 1, (0, 0), 7, 1),), 1)
     report = add_code_profile(make_storage_report(), (), profile)
     text = export(Collapsed(), report)

@@ -16,7 +16,7 @@ from clusterprof.gate import Policy, judge_runs, parse_any_rule
 from clusterprof.gate.compare import compare_runs
 from clusterprof.gate.stored_report import find_imbalance, load_report
 from clusterprof.output.renderers.json import Json
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.impact import DeviceUtilization, RankUtilization, UtilizationLevels
 from clusterprof.report.model import Metric, Report
 from tests.support import gate_runs
@@ -111,7 +111,7 @@ def test_stacks_refer_to_the_listed_ranks() -> None:
     # The 64 largest stacks are of rank 100, which so is listed; then 100 of each of 300 and 301.
     largest = [StackTime("storage-remote", 100, (0,), 1000 - k, 1) for k in range(64)]
     others = [StackTime("storage-remote", rank, (0,), 1, 2) for rank in (300, 301)] * 100
-    code = CodeProfile((Place("a.py", 1, "f"),), (False,), (*largest, *others), 264)
+    code = CodeProfile((CodeLocation("a.py", 1, "f"),), (False,), (*largest, *others), 264)
     document = parsed(replace(large(), code=code))
     stacks = document["code"]["stacks"]
     assert len(stacks) == 64

@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.gate.stored_report import load_report
 from clusterprof.output.renderers.json import Json
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Report
 from tests.support.code_profiles import LINES, S, add_code_profile, make_report_with_code
 from tests.support.reports import make_storage_report
@@ -67,7 +67,7 @@ def test_the_code_section_holds_lines_places_and_stacks() -> None:
 
 def large() -> Report:
     """A report with 700 stacks of 80 frames, 1 to 700 ns, largest first, and 25 lines."""
-    places = tuple(Place("/t.py", line, "f") for line in range(1, 780))
+    places = tuple(CodeLocation("/t.py", line, "f") for line in range(1, 780))
     stacks = tuple(
         StackTime("a" if at % 2 else "b", at % 3, tuple(range(at, at + 80)), 700 - at, 1)
         for at in range(700)

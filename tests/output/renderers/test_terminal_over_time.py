@@ -11,7 +11,7 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.terminal_tables import render_table
 from clusterprof.output.renderers.text.safety import convert_to_ascii, count_columns
-from clusterprof.output.renderers.text.tables import TABLE_NAMES, Table, build_tables
+from clusterprof.output.renderers.text.tables import TABLE_NAMES, TextTable, build_tables
 from clusterprof.output.renderers.text.trend import (
     BARS,
     describe_bins,
@@ -147,7 +147,7 @@ def test_tables_by_rank_step_and_time_match_expected_rows() -> None:
     by_rank, by_step, by_time = build_tables(report, ("rank", "step", "time"), 4)
     assert by_rank.heads[:5] == ("rank", "node", "in steps", "lost", "share")
     assert [row[0] for row in by_rank.rows] == ["1", "0"]  # by what they lost
-    assert by_step == Table(
+    assert by_step == TextTable(
         "BY STEP, the slowest",
         ("step", "began", "took", "lost", "last to arrive", "mainly"),
         (

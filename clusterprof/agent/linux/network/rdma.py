@@ -62,7 +62,7 @@ FLIT_BYTES = 8
 _CLASSES = range(8)  # traffic classes of a Slingshot card
 
 
-class Source(NamedTuple):
+class CounterFiles(NamedTuple):
     """The files that are summed for one signal: those of the first existing group."""
 
     groups: tuple[tuple[str, ...], ...]
@@ -86,7 +86,7 @@ def _expand_traffic_classes(*stems: str) -> tuple[str, ...]:
     return tuple(f"{stem}_{number}" for stem in stems for number in _CLASSES)
 
 
-RECEIVED_BYTES = Source(
+RECEIVED_BYTES = CounterFiles(
     (
         ("rx_roce_only_bytes",),
         ("rx_bytes",),
@@ -95,7 +95,7 @@ RECEIVED_BYTES = Source(
         ("hni_sts_rx_ok_octets",),
     )
 )
-SENT_BYTES = Source(
+SENT_BYTES = CounterFiles(
     (
         ("tx_roce_only_bytes",),
         ("tx_bytes",),
@@ -104,10 +104,10 @@ SENT_BYTES = Source(
         ("hni_sts_tx_ok_octets",),
     )
 )
-RECEIVED_WORDS = Source((("port_rcv_data",),), WORD_BYTES)
-SENT_WORDS = Source((("port_xmit_data",),), WORD_BYTES)
-XMIT_WAIT = Source((("port_xmit_wait",), ("TxWait",)))
-CNP_RECEIVED = Source(
+RECEIVED_WORDS = CounterFiles((("port_rcv_data",),), WORD_BYTES)
+SENT_WORDS = CounterFiles((("port_xmit_data",),), WORD_BYTES)
+XMIT_WAIT = CounterFiles((("port_xmit_wait",), ("TxWait",)))
+CNP_RECEIVED = CounterFiles(
     (
         ("rp_cnp_handled", "rp_cnp_ignored"),
         ("rx_cnp_pkts",),
@@ -116,10 +116,10 @@ CNP_RECEIVED = Source(
         ("DcRcvBcn",),
     )
 )
-CNP_SENT = Source(
+CNP_SENT = CounterFiles(
     (("np_cnp_sent",), ("np_cnp_pkts",), ("tx_cnp_pkts",), ("cnpSent",), ("tx_rdma_cnp_pkts",))
 )
-ECN_MARKED = Source(
+ECN_MARKED = CounterFiles(
     (
         ("np_ecn_marked_roce_packets",),
         ("rx_ecn_marked_pkts",),
@@ -128,7 +128,7 @@ ECN_MARKED = Source(
         _expand_traffic_classes("ixe_tc_req_ecn_pkts", "ixe_tc_rsp_ecn_pkts"),
     )
 )
-OUT_OF_SEQUENCE = Source(
+OUT_OF_SEQUENCE = CounterFiles(
     (
         ("out_of_sequence",),
         ("oos_drop_count",),
@@ -137,7 +137,7 @@ OUT_OF_SEQUENCE = Source(
         ("Rcvd Out of order packets",),
     )
 )
-RETRANSMITS = Source(
+RETRANSMITS = CounterFiles(
     (
         ("packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err", "roce_adp_retrans"),
         ("seq_err_naks_rcvd", "to_retransmits"),
@@ -148,13 +148,17 @@ RETRANSMITS = Source(
         ("pct_spt_timeouts", "pct_sct_timeouts"),
     )
 )
-OUT_OF_BUFFER = Source((("out_of_buffer",), ("rx_out_of_buffer",), ("rq_num_rnr",), ("RNR sent",)))
-NOT_READY = Source((("rnr_nak_retry_err",), ("rnr_naks_rcvd",), ("sq_num_rnr",), ("RNR received",)))
-LINK_DOWNED = Source((("link_downed",),))
-LINK_RECOVERIES = Source((("link_error_recovery",),))
-SYMBOL_ERRORS = Source((("symbol_error",), ("hni_pcs_uncorrected_cw",)))
-RECEIVE_ERRORS = Source((("port_rcv_errors",),))
-DISCARDS = Source(
+OUT_OF_BUFFER = CounterFiles(
+    (("out_of_buffer",), ("rx_out_of_buffer",), ("rq_num_rnr",), ("RNR sent",))
+)
+NOT_READY = CounterFiles(
+    (("rnr_nak_retry_err",), ("rnr_naks_rcvd",), ("sq_num_rnr",), ("RNR received",))
+)
+LINK_DOWNED = CounterFiles((("link_downed",),))
+LINK_RECOVERIES = CounterFiles((("link_error_recovery",),))
+SYMBOL_ERRORS = CounterFiles((("symbol_error",), ("hni_pcs_uncorrected_cw",)))
+RECEIVE_ERRORS = CounterFiles((("port_rcv_errors",),))
+DISCARDS = CounterFiles(
     (
         (
             "port_xmit_discards",
@@ -254,12 +258,12 @@ class PortCounters:
                 if file not in dialect.empty:
                     self._paths.setdefault(file, f"{place}/{file}")
         self._files: dict[str, TaskFile] = {}
-        self._chosen: dict[Source, tuple[str, ...]] = {}
+        self._chosen: dict[CounterFiles, tuple[str, ...]] = {}
         # files that contained a number: without one there is no sum
         self._counted: set[str] = set()
-        self._settled: dict[tuple[Source, ...], tuple[Source]] = {}
+        self._settled: dict[tuple[CounterFiles, ...], tuple[CounterFiles]] = {}
 
-    def value(self, *sources: Source) -> int | Unavailable:
+    def value(self, *sources: CounterFiles) -> int | Unavailable:
         """Return the sum of the first source that yields a number, or the reason why none does.
 
         A source that yielded a number is used from then on: another counter would not continue its
@@ -299,7 +303,7 @@ class PortCounters:
         """
         return int(text)
 
-    def _sum(self, source: Source) -> int | Unavailable:
+    def _sum(self, source: CounterFiles) -> int | Unavailable:
         names = self._chosen.get(source)
         if names is None:
             existing = (tuple(n for n in group if n in self._paths) for group in source.groups)

@@ -9,10 +9,10 @@ provisional until another step ends.
     samples    .  .  .  .  .  .  .
     settled    ............|              the rest is settled with the next chunk
 
-Restrict a run to the selected part; time outside of it counts as outside the steps.
+Restrict a recording to the analyzed part; time outside of it counts as outside the steps.
 
-    run       |--------------------------------------|
-    selection           |-----------|                  by time: between device samples
+    recording |--------------------------------------|
+    part                |-----------|                  by time: between device samples
     steps     |---|---|---|---|---|---|---|            by number: between step ends
 
 Carry the unsettled end of one chunk over to the next chunk.
@@ -296,75 +296,73 @@ def _find_work_bounds(rank: Rank, last: bool) -> tuple[int | None, int | None, i
     return int(windows.start_ns[busy[0]]), int(windows.end_ns[busy[-1]]), closed_ns
 
 
-OUTSIDE_SELECTION = "not-asked"
+OUTSIDE_PART = "not-asked"
 _BEFORE_ALL_NS = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Selected part of a run: bounds on a node's clock, or step numbers; None = no bound."""
+class PartOfRecording:
+    """Analyzed part of one node's recording; None = no bound.
+
+    The bounds are on the node's clock, or step numbers.
+    """
 
     since_ns: int | None = None
     until_ns: int | None = None
     first_step: int | None = None
     end_step: int | None = None
-    """The first step that is not selected any more."""
+    """The first step after the part."""
     is_adjoining: bool = False
     """True: both bounds move to the first device sample from them on, so that parts of a run whose
     bounds meet add up to the whole. False: a part ends with the last sample in it."""
 
     @property
     def by_steps(self) -> bool:
-        """Return whether the selection is by step numbers."""
+        """Return whether the bounds are step numbers."""
         return self.first_step is not None or self.end_step is not None
 
 
-WHOLE_RUN = Selection()
+WHOLE_RECORDING = PartOfRecording()
 
 
-def with_selection_bounds(rank: Rank, state: RankState, selection: Selection) -> RankState:
-    """Return the state with the selection's bounds on the rank's clock, as far as known."""
-    if not selection.by_steps:
-        return replace(state, since_ns=selection.since_ns, until_ns=selection.until_ns)
+def with_part_bounds(rank: Rank, state: RankState, part: PartOfRecording) -> RankState:
+    """Return the state with the bounds of the part on the rank's clock, as far as known."""
+    if not part.by_steps:
+        return replace(state, since_ns=part.since_ns, until_ns=part.until_ns)
     steps = rank.main.get_spans(StepSpans)
     since_ns, until_ns = state.since_ns, state.until_ns
-    if selection.end_step is not None and until_ns is None:
+    if part.end_step is not None and until_ns is None:
         until_ns = _BEFORE_ALL_NS
     if steps is not None and steps.end_ns.size:
-        if selection.first_step is not None:
-            ends = steps.end_ns[steps.step < selection.first_step]
+        if part.first_step is not None:
+            ends = steps.end_ns[steps.step < part.first_step]
             since_ns = max(
                 int(ends.max(initial=_BEFORE_ALL_NS)),
                 _BEFORE_ALL_NS if since_ns is None else since_ns,
             )
-        if selection.end_step is not None and until_ns is not None:
-            ends = steps.end_ns[steps.step < selection.end_step]
+        if part.end_step is not None and until_ns is not None:
+            ends = steps.end_ns[steps.step < part.end_step]
             until_ns = max(int(ends.max(initial=_BEFORE_ALL_NS)), until_ns)
     return replace(state, since_ns=since_ns, until_ns=until_ns)
 
 
-def trim_to_selection(
-    rank: Rank, segment: Segment, state: RankState, selection: Selection
-) -> Segment:
-    """Return the selected part of a segment; its length is 0 if nothing is selected."""
+def trim_to_part(rank: Rank, segment: Segment, state: RankState, part: PartOfRecording) -> Segment:
+    """Trim a segment to the analyzed part; its length is 0 if it lies outside."""
     begin_ns, end_ns = segment.start_ns, segment.end_ns
     if state.since_ns is not None and state.since_ns > begin_ns:
         begin_ns = min(
-            find_sample_from(rank, state.since_ns) if _is_by_time(selection) else state.since_ns,
-            end_ns,
+            find_sample_from(rank, state.since_ns) if _is_by_time(part) else state.since_ns, end_ns
         )
     if state.until_ns is not None and state.until_ns < end_ns:
-        find_sample = find_sample_from if selection.is_adjoining else find_sample_before
+        find_sample = find_sample_from if part.is_adjoining else find_sample_before
         end_ns = (
-            min(find_sample(rank, state.until_ns), end_ns)
-            if _is_by_time(selection)
-            else state.until_ns
+            min(find_sample(rank, state.until_ns), end_ns) if _is_by_time(part) else state.until_ns
         )
     return replace(segment, start_ns=begin_ns, end_ns=max(begin_ns, end_ns))
 
 
-def _is_by_time(selection: Selection) -> bool:
-    return not selection.by_steps
+def _is_by_time(part: PartOfRecording) -> bool:
+    return not part.by_steps
 
 
 # Marks of an instant that apply to all the time after it.

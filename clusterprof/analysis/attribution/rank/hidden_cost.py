@@ -238,13 +238,13 @@ class HiddenCostSums:
         return columns, out
 
 
-MAX_OWN_BINS = 256
+MAX_LOSS_BINS = 256
 """Number of bins above which adjacent ones are merged in pairs."""
 BINS_PER_SEGMENT = 16
 """Most bins per settled segment."""
 
 
-class OwnLosses:
+class LossTimeBins:
     """Sums per time bin; `causes` are the names of its columns."""
 
     def __init__(self, causes: Sequence[str]) -> None:
@@ -285,7 +285,7 @@ class OwnLosses:
         """Take over provisional segments: another step has ended."""
         self._bins += self._provisional
         self._provisional = []
-        while len(self._bins) > MAX_OWN_BINS:
+        while len(self._bins) > MAX_LOSS_BINS:
             even = len(self._bins) // 2 * 2
             pairs = zip(self._bins[:even:2], self._bins[1:even:2])
             merged = [(first[0] + second[0], first[1] + second[1]) for first, second in pairs]

@@ -244,7 +244,7 @@ class RankTimeHistory:
     bin_ns: int
     first_bin: int
     names: tuple[str, ...]
-    place: int | bytes | None
+    stored_block: int | bytes | None
     """Position of the packed int64[2 * names, size] in a `Store`; None if there was no room."""
     length: int
     blocks: tuple[tuple[int | bytes, int, int, int], ...]

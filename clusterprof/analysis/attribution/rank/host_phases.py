@@ -31,7 +31,7 @@ from clusterprof.analysis.timeline.intervals import (
     merge_intervals,
     subtract_intervals,
 )
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
@@ -289,7 +289,7 @@ def _find_waits_for_ranks(rank: Rank, table: SpanTable) -> Intervals:
 
 
 def _is_alone(rank: Rank) -> bool:
-    return parse_identity(rank.main.registration).world_size == 1
+    return parse_job_position(rank.main.registration).world_size == 1
 
 
 def _find_waits_for_gradients(rank: Rank) -> Intervals:

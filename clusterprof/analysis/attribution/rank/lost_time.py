@@ -31,15 +31,15 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.chunk_boundary import (
     LEARNED_NS,
-    WHOLE_RUN,
+    WHOLE_RECORDING,
+    PartOfRecording,
     RankState,
     Segment,
-    Selection,
     find_sample_before,
     find_settled_segments,
     get_spans,
-    trim_to_selection,
-    with_selection_bounds,
+    trim_to_part,
+    with_part_bounds,
 )
 from clusterprof.analysis.attribution.rank.device_activity import (
     NO_ACTIVITY,
@@ -241,21 +241,21 @@ class SegmentAccount:
 
 
 def find_lost_intervals(
-    rank: Rank, state: RankState, last: bool = False, selection: Selection = WHOLE_RUN
+    rank: Rank, state: RankState, last: bool = False, part: PartOfRecording = WHOLE_RECORDING
 ) -> tuple[tuple[tuple[Segment, LostTime, SegmentAccount], ...], RankState]:
     """Find the segments that can be settled now, with their lost intervals.
 
     Time before the first step and after the last one is outside the steps and has no
-    intervals; nor has time outside the selection. Also returns the next state.
+    intervals; nor has time outside the analyzed part. Also returns the next state.
     last: settle everything up to the end of the last step or wait.
     """
     ready, next_state = find_settled_segments(rank, state, last)
-    next_state = with_selection_bounds(rank, next_state, selection)
+    next_state = with_part_bounds(rank, next_state, part)
     settled, activity = [], state.activity
     if ready and activity is NO_ACTIVITY:
         activity = _learn_activity(rank, ready)
     for untrimmed in (piece for ready_segment in ready for piece in _split_segment(ready_segment)):
-        segment = trim_to_selection(rank, untrimmed, next_state, selection)
+        segment = trim_to_part(rank, untrimmed, next_state, part)
         outside_ns = untrimmed.end_ns - untrimmed.start_ns - (segment.end_ns - segment.start_ns)
         if segment.end_ns == segment.start_ns:
             settled.append(

@@ -30,7 +30,7 @@ from clusterprof.analysis.attribution.rank.chunk_boundary import Segment
 from clusterprof.analysis.attribution.rank.hidden_cost import (
     HIDDEN_COLUMNS,
     HiddenCostSums,
-    OwnLosses,
+    LossTimeBins,
     compute_hidden_cost,
 )
 from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays
@@ -134,7 +134,7 @@ class TimeSpent:
         self._rows = RankRowBuilder(store, choose_block_rows(ranks), self.categories.index(WORK))
         self._provisional: list[tuple[Int, Int, Int, Int]] = []
         self._open: dict[_SpanKey, tuple[int, Int]] = {}
-        self._own = OwnLosses(causes)
+        self._own = LossTimeBins(causes)
 
     def add(self, rank: Rank, segment: Segment, lost: LostTime, shares: Mapping[str, Int]) -> None:
         """Add a settled segment.
@@ -218,7 +218,7 @@ class TimeSpent:
         self._provisional = []
         self._own.confirm()
 
-    def own_losses(self) -> tuple[Int, Int] | None:
+    def losses_by_time_bin(self) -> tuple[Int, Int] | None:
         """Return what a rank without peers lost; None for a rank with peers."""
         return self._own.build_table()
 

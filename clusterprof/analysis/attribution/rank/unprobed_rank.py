@@ -47,7 +47,7 @@ from clusterprof.analysis.timeline.data_wait.samples import (
     estimate_activity,
     measure_thread_windows,
 )
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
     PHASE_COMPUTE,
@@ -223,7 +223,7 @@ MIN_SENT_RATIO = 0.25  # of the rate of the fastest link, where it is known
 
 def has_peers(rank: Rank) -> bool:
     """Return whether the launcher reports other ranks."""
-    return (parse_identity(rank.main.registration).world_size or 1) > 1
+    return (parse_job_position(rank.main.registration).world_size or 1) > 1
 
 
 def has_marked_operations(rank: Rank) -> bool:

@@ -102,7 +102,7 @@ class ArrivalIndex:
     ranks: int
     by_rank: Int
     """Rows sorted by rank, then by leave time."""
-    place: Int
+    position: Int
     """Position of each row in `by_rank`."""
     left_before: Int
     """Position of the rank's last row that it had left when it arrived here; -1 = none."""

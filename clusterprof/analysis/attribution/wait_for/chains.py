@@ -114,10 +114,10 @@ def propagate_blame(
     blame_table.build_index()
     rank = index.rows.rank
     first = np.searchsorted(rank[index.by_rank], rank[shares.late])
-    begin = np.where(shares.since < 0, first, index.place[shares.since] + 1)
+    begin = np.where(shares.since < 0, first, index.position[shares.since] + 1)
     earlier_waits = _find_earlier_waits(index, shares, begin)
     end = np.maximum(index.left_before[shares.late] + 1, begin)
-    position = index.place[shares.row] + 1
+    position = index.position[shares.row] + 1
     pending = np.zeros(index.by_rank.size + 1, np.int64)
     pending[position] = 1
     remaining = np.arange(shares.row.size)

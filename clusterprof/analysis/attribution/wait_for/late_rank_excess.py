@@ -492,8 +492,8 @@ def _find_later_common_leave(
     late_rows = late[heads]
     operation, rank = index.operation_of_row[late_rows], index.rows.rank[late_rows]
     own_group = index.group[operation]
-    current_place = np.where(late_since >= 0, index.place[late_since], -1)
-    earliest = np.minimum.reduceat(current_place, heads)
+    current_position = np.where(late_since >= 0, index.position[late_since], -1)
+    earliest = np.minimum.reduceat(current_position, heads)
     for n in range(groups.max_groups_per_rank):
         group = groups.get_nth_group(rank, n)
         candidates = np.flatnonzero((group >= 0) & (group != own_group))
@@ -504,7 +504,7 @@ def _find_later_common_leave(
             (row < 0) | ~_is_left_before(index, row, late_rows[candidates])
         )
         selected = np.flatnonzero(
-            unresolved | ((row >= 0) & (index.place[row] > earliest[candidates]))
+            unresolved | ((row >= 0) & (index.position[row] > earliest[candidates]))
         )
         candidates, latest = candidates[selected], latest[selected]
         if not candidates.size:
@@ -520,12 +520,12 @@ def _find_later_common_leave(
         waiting_row, late_row = _find_common_leave_in_group(
             index, groups, (group, latest), waiting[selected], late[selected]
         )
-        later = (late_row >= 0) & (index.place[late_row] > current_place[selected])
+        later = (late_row >= 0) & (index.position[late_row] > current_position[selected])
         waiting_since[selected[later]], late_since[selected[later]] = (
             waiting_row[later],
             late_row[later],
         )
-        current_place[selected[later]] = index.place[late_row[later]]
+        current_position[selected[later]] = index.position[late_row[later]]
 
 
 def _find_common_leave_in_group(

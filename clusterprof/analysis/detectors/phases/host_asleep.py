@@ -76,7 +76,7 @@ from clusterprof.analysis.timeline.code_places import split_at_own_line
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing, merge_intervals
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.analysis.timeline.model import (
     PHASE_COMPUTE,
     PHASE_DATA_WAIT,
@@ -354,7 +354,7 @@ def _may_wait_for_rank(rank: Rank) -> bool:
 
     A process that no launcher started as one of several is alone.
     """
-    is_alone = (parse_identity(rank.main.registration).world_size or 1) == 1
+    is_alone = (parse_job_position(rank.main.registration).world_size or 1) == 1
     return not is_alone and layout.COLLECTIVE not in rank.main.spans
 
 

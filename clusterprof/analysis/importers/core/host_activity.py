@@ -125,7 +125,7 @@ NO_HOST_WORK = HostWork(*(np.zeros(0, np.int64) for _ in range(4)))
 
 
 @dataclass(frozen=True, slots=True)
-class HostActivity:
+class LaunchActivity:
     """Activity of the threads that launch work, as covered time; disjoint."""
 
     launching: CoverageIndex
@@ -160,7 +160,7 @@ def build_host_activity(
     operators: Mapping[int, Intervals],
     samples: HostWork = NO_HOST_WORK,
     ranges: HostWork = NO_HOST_WORK,
-) -> HostActivity:
+) -> LaunchActivity:
     """Build the activity of the host of one device.
 
     copies: blocking copies to the device, and from it, which wait for the device. residues: parts
@@ -190,7 +190,7 @@ def build_host_activity(
     known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
     work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
     work = overlay_work(work, _remove_times(samples, counted))
-    return HostActivity(
+    return LaunchActivity(
         CoverageIndex(*launching),
         CoverageIndex(*sync),
         CoverageIndex(*_join(memory)),

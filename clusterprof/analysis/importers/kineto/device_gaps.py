@@ -26,7 +26,7 @@ from clusterprof.analysis.importers.core.device_timeline import (
     find_exposed_copies,
     find_late_launches,
 )
-from clusterprof.analysis.importers.core.host_activity import HostActivity
+from clusterprof.analysis.importers.core.host_activity import LaunchActivity
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.kineto import classify
 from clusterprof.analysis.importers.kineto.event_columns import (
@@ -177,7 +177,7 @@ class StarvedGaps:
 
 
 def find_starved_gaps(
-    work: DeviceWork, calls: RuntimeCalls, host: HostActivity, from_ns: int, until_ns: int
+    work: DeviceWork, calls: RuntimeCalls, host: LaunchActivity, from_ns: int, until_ns: int
 ) -> Iterator[StarvedGaps]:
     """Yield the idle gaps of a device within [from_ns, until_ns] in which its host was late.
 
@@ -211,7 +211,7 @@ class _IdleGaps:
 
 
 def _select_starved_gaps(
-    gaps: _IdleGaps, calls: RuntimeCalls, host: HostActivity, from_ns: int, until_ns: int
+    gaps: _IdleGaps, calls: RuntimeCalls, host: LaunchActivity, from_ns: int, until_ns: int
 ) -> StarvedGaps:
     """Select the gaps in which the host was late and split them by host activity."""
     call = np.maximum(gaps.call, 0)

@@ -280,7 +280,7 @@ class _Numbering(dict[object, int]):
 
 
 @dataclass(slots=True)
-class Table:
+class EventTable:
     """Columns of events of one sort; times in ns since the first event of the file."""
 
     start: Column = field(default_factory=Column)
@@ -311,10 +311,10 @@ class GatheredEvents:
         self.kinds = classify.Kinds()
         self.origin_us = math.nan
         """Zero of the tables' times in the trace's microseconds; NaN until the first event."""
-        self.device = Table()
-        self.calls = Table()
-        self.marks = Table()
-        self.functions = Table()
+        self.device = EventTable()
+        self.calls = EventTable()
+        self.marks = EventTable()
+        self.functions = EventTable()
         """Long Python functions and operators; their link is the row in `function_names`, in which
         names have no addresses.
         """

@@ -84,12 +84,12 @@ from typing import ClassVar
 import numpy as np
 
 from clusterprof.analysis.importers.core import text
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
-    HostActivity,
     HostCalls,
     HostWork,
+    LaunchActivity,
     add_host_work,
     build_host_activity,
 )
@@ -103,9 +103,9 @@ from clusterprof.analysis.importers.kineto.device_gaps import (
     find_starved_gaps,
 )
 from clusterprof.analysis.importers.kineto.event_columns import (
+    EventTable,
     GatheredEvents,
     Int,
-    Table,
     count_values,
     join_interval_sets,
     join_sorted_chunks,
@@ -165,7 +165,9 @@ class Kineto:
         has_tasks = b'"Task Type"' in head and b'"ph"' in head  # of Ascend, names at the end
         return has_tracks or has_tasks or _EVENT_PATTERN.search(head) is not None
 
-    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+    def nodes(
+        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
+    ) -> Iterator[NodeTables]:
         """Yield the node of each file.
 
         Raises: CannotImportError when a file holds nothing usable.
@@ -208,7 +210,7 @@ class ChromeTrace(Kineto):
         return start == b"[" and all(key in head for key in _CHROME_KEYS)
 
 
-def _import_file(source: Source, account: Account) -> NodeTables:
+def _import_file(source: ForeignFile, account: Account) -> NodeTables:
     gathered, names = GatheredEvents(account), TrackNames()
     if _TEXT_TIMES.search(source.head):  # as torch_npu writes them
         for events in TrackStream(source, Account(source.path)).events():
@@ -266,7 +268,7 @@ class _Device:
 def build_node(
     gathered: GatheredEvents,
     document: Document,
-    source: Source,
+    source: ForeignFile,
     importer: str = "kineto",
     step_marks: tuple[str, str] = host_spans.PROFILER_STEPS,
 ) -> NodeTables:
@@ -341,16 +343,19 @@ def _find_first_ns(gathered: GatheredEvents) -> int:
 
 
 def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
-    table, gathered.calls = gathered.calls, Table()  # free the columns as soon as they are sorted
+    table, gathered.calls = (
+        gathered.calls,
+        EventTable(),
+    )  # free the columns as soon as they are sorted
     return RuntimeCalls(*_sort_table(table, low))
 
 
-def _take_marks(table: Table, low: int) -> Marks:
+def _take_marks(table: EventTable, low: int) -> Marks:
     start, duration, *rest = _sort_table(table, low)
     return Marks(start, start + duration, *rest)
 
 
-def _sort_table(table: Table, low: int) -> tuple[Int, Int, Int, Int, Int]:
+def _sort_table(table: EventTable, low: int) -> tuple[Int, Int, Int, Int, Int]:
     """Return start, duration, kind, location and link, sorted by start."""
     start = table.start.result().astype(np.int64, copy=False)
     start -= low
@@ -370,7 +375,7 @@ def _sort_rows(start: Int) -> Int | slice:
 
 def _split_devices(gathered: GatheredEvents, calls: RuntimeCalls, low: int) -> Iterator[_Device]:
     """Yield the devices of a trace, the one with most work first."""
-    table, gathered.device = gathered.device, Table()
+    table, gathered.device = gathered.device, EventTable()
     start, duration, kind, where, link = (
         column.result()
         for column in (table.start, table.duration, table.kind, table.location, table.link)
@@ -474,7 +479,7 @@ def _find_host_activity(
     process_steps: host_spans.Steps,
     operators: dict[int, tuple[Int, Int]],
     ranges: HostWork,
-) -> HostActivity:
+) -> LaunchActivity:
     """Find what the host was doing."""
     calls = host_side.calls
     return build_host_activity(
@@ -562,7 +567,7 @@ def _add_device_activity(
     device: _Device,
     calls: RuntimeCalls,
     host_side: HostTimeline,
-    activity: HostActivity,
+    activity: LaunchActivity,
     process_steps: host_spans.Steps,
     identity: TraceIdentity,
     gathered: GatheredEvents,

@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import (
     MAX_TIME_NS,
@@ -73,7 +73,7 @@ STEPS, EPOCHS, SUMMARY, DISKS = "steps", "epochs", "summary", "disks"
 
 
 @dataclass(slots=True)
-class Block:
+class EpochBlock:
     """Steps of one rank in one block of one epoch, in ns."""
 
     epoch: int
@@ -90,7 +90,7 @@ class RankOutput:
 
     rank: int | None
     host: str = ""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[EpochBlock] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def detect_kind(head: bytes) -> str:
     return DISKS if re.match(rb'\s*\{\s*"sysstat"\s*:', head) and b'"disk' in head else ""
 
 
-def read_file(source: Source, account: Account, folder: RunFolder) -> None:
+def read_file(source: ForeignFile, account: Account, folder: RunFolder) -> None:
     """Read one file of a run into the folder.
 
     Raises: CannotImportError when the file is not JSON.
@@ -178,13 +178,13 @@ def _list_epochs(value: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, A
 
 def _build_block(
     epoch: int, name: str, load: Any, steps: Any, compute: Any, account: Account
-) -> Block | None:
+) -> EpochBlock | None:
     if not isinstance(load, list) or not isinstance(steps, list):
         account.skipped["blocks without a list of steps"] += 1
         return None
     if not isinstance(compute, list) or len(compute) != len(load):
         compute = []
-    block = Block(epoch, name, [], [], [])
+    block = EpochBlock(epoch, name, [], [], [])
     for index, (wait_value, step_value) in enumerate(zip(load, steps)):
         times = [
             _convert_seconds(wait_value),
@@ -383,7 +383,7 @@ def _compute_au_ratios(output: RankOutput, folder: RunFolder) -> list[float]:
     return [weighted / count for weighted, count in sums.values()]
 
 
-def _compute_step_times(block: Block, begin_ns: int) -> tuple[Int, Int, Int]:
+def _compute_step_times(block: EpochBlock, begin_ns: int) -> tuple[Int, Int, Int]:
     end = begin_ns + np.cumsum(np.array(block.step_ns, np.int64))
     start = np.concatenate([[begin_ns], end[:-1]])
     return start, start + np.array(block.load_ns, np.int64), end
@@ -458,7 +458,7 @@ _ANSWERS = ("published accelerator utilization", "waiting for data took")
 
 
 def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
-    blocks: Sequence[Block] = [block for output in folder.outputs for block in output.blocks]
+    blocks: Sequence[EpochBlock] = [block for output in folder.outputs for block in output.blocks]
     loaded, step_ns = (sum(sum(b.load_ns) for b in blocks), sum(sum(b.step_ns) for b in blocks))
     first = sum(b.load_ns[0] for b in blocks)
     notes = ["DLIO sleeps instead of computing: its emulated accelerators count as busy then"]
@@ -508,7 +508,9 @@ class Dlio:
         """Return whether a file holds steps, blocks of epochs, the summary, or iostat output."""
         return bool(detect_kind(head))
 
-    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
+    def nodes(
+        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
+    ) -> Iterator[NodeTables]:
         """Yield the hosts of every run.
 
         Raises: CannotImportError when no file holds the steps of a rank.

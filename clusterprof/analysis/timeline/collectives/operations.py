@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.timeline.load.ranks import parse_identity
+from clusterprof.analysis.timeline.load.ranks import parse_job_position
 from clusterprof.analysis.timeline.model import Int, Process
 from clusterprof.analysis.timeline.spans import CollectiveSpans, ExposedCollectiveSpans
 from clusterprof.probe import layout
@@ -207,7 +207,7 @@ def find_device_waits(process: Process) -> DeviceWaits | None:
     spans = process.get_spans(ExposedCollectiveSpans)
     if spans is None or not spans.start_ns.size:
         return None
-    is_alone = parse_identity(process.registration).world_size == 1
+    is_alone = parse_job_position(process.registration).world_size == 1
     return None if is_alone else assign_wait_times(spans)
 
 

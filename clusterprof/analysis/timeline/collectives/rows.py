@@ -212,7 +212,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RankOperationBlock:
     """Some rows of one rank, in the order in which it left them."""
 
     rows: int
@@ -234,7 +234,7 @@ class RankOperations:
     """
     counts: Int
     """int64[c]: rows of each channel."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[RankOperationBlock, ...]
     lowest: Int
     """int64[blocks + 1, c]: lowest number of a channel from this block on; `NO_NUMBER` = none."""
     samples: PackedTable
@@ -299,7 +299,7 @@ class RankRowBuilder:
         self._followed = np.zeros(0, np.bool_)
         """Whether another operation than an issue has ended after each pending row."""
         self._channels = ChannelNumbering()
-        self._blocks: list[Block] = []
+        self._blocks: list[RankOperationBlock] = []
         self._lowest: list[Int] = []
         self._totals: list[Int] = []
         self._samples: list[Int] = []
@@ -416,7 +416,7 @@ class RankRowBuilder:
             return
         share = self._categories.setdefault  # equal arrays are one: there are many blocks
         used = [share(rows.tobytes(), rows) for rows in (arrive_categories, leave_categories)]
-        self._blocks.append(Block(spans.shape[1], place, len(data), *used))
+        self._blocks.append(RankOperationBlock(spans.shape[1], place, len(data), *used))
 
     def _join_halves(self, rows: SpentRows) -> SpentRows:
         """Join issues and waits of asynchronous operations, also with pending issues."""
@@ -554,7 +554,7 @@ _MAX_BLOCKS_AT_ONCE = 64
 """Blocks that are unpacked together: their tables stay in the CPU caches."""
 
 
-def read_block(data: bytes, block: Block, slot: Int, out: Int) -> None:
+def read_block(data: bytes, block: RankOperationBlock, slot: Int, out: Int) -> None:
     """Read one block into a table: its rows, time spent at arrival and at leave.
 
     out: int64[7 + 2 * slots, n]. slot: int64[categories], the row offset of each category.
@@ -563,7 +563,7 @@ def read_block(data: bytes, block: Block, slot: Int, out: Int) -> None:
 
 
 def read_blocks(
-    blocks: Sequence[tuple[bytes, Block]], slot: Int, grown: Int, outs: Sequence[Int]
+    blocks: Sequence[tuple[bytes, RankOperationBlock]], slot: Int, grown: Int, outs: Sequence[Int]
 ) -> None:
     """Read blocks of many ranks into tables: rows, time spent at arrival, then at leave.
 
@@ -584,7 +584,9 @@ def read_blocks(
                 outs[at][:] = table
 
 
-def _spread_categories(tables: Int, block: Block, slot: Int, grown: Int, height: int) -> Int:
+def _spread_categories(
+    tables: Int, block: RankOperationBlock, slot: Int, grown: Int, height: int
+) -> Int:
     """Return the rows of blocks, int64[blocks, height, n], from int64[blocks, r, n] as packed."""
     out = np.zeros((len(tables), height, tables.shape[2]), np.int64)
     out[:, :HEAD_ROWS] = tables[:, :HEAD_ROWS]

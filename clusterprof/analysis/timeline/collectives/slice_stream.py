@@ -68,7 +68,7 @@ class SliceSpan:
     """int64[ranks]: number of blocks before the first that the context may need."""
 
 
-class Context(NamedTuple):
+class LookBackContext(NamedTuple):
     """Operations before the slice that its operations may look back to; the cut is the last."""
 
     operations: Operations
@@ -149,7 +149,7 @@ class SliceStream(OperationStream):
         """
         return np.concatenate([np.zeros((2, 0), np.int64), *self._partial], axis=1)
 
-    def read_context(self) -> Context:
+    def read_context(self) -> LookBackContext:
         """Read the context; call it first, for slices that have a begin.
 
         Raises: CutError when the cut is not found in the blocks named.
@@ -179,7 +179,7 @@ class SliceStream(OperationStream):
             raise CutError("operations before the cut do not come first")
         self._rest = operations.take_range(size, operations.process_group.size), table
         [batch] = super()._split_batches(context_ops, table, 1 << 62)
-        return Context(batch.operations, batch.at_arrive, batch.at_leave, ordinal)
+        return LookBackContext(batch.operations, batch.at_arrive, batch.at_leave, ordinal)
 
     def _read_head(
         self, number: int, lead: int, cut_entry: int, cut_number: int

@@ -44,7 +44,7 @@ _RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT",)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class JobPosition:
     """Identity of a process in its job; None = not known."""
 
     job: str | None = None
@@ -63,16 +63,16 @@ class ProcessIdentity:
     """Whether the recorder attached to it while it ran: no probe can be loaded then."""
 
 
-UNREGISTERED = ProcessIdentity()
+UNREGISTERED = JobPosition()
 """Identity of a process that never registered."""
 
 
 _MAX_PARSED = 1024
-_parsed: dict[int, tuple[Mapping[str, Any], ProcessIdentity]] = {}
+_parsed: dict[int, tuple[Mapping[str, Any], JobPosition]] = {}
 """Registrations parsed before, by id: each is asked for in every chunk, many times."""
 
 
-def parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
+def parse_job_position(registration: Mapping[str, Any]) -> JobPosition:
     """Parse the identity of a process from the attributes of its registration."""
     known = _parsed.get(id(registration))
     if known is not None and known[0] is registration:
@@ -84,7 +84,7 @@ def parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
     return identity
 
 
-def _parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
+def _parse_identity(registration: Mapping[str, Any]) -> JobPosition:
     variables = registration.get("variables") or {}
 
     def parse_number(name: str, variable_names: tuple[str, ...]) -> int | None:
@@ -103,7 +103,7 @@ def _parse_identity(registration: Mapping[str, Any]) -> ProcessIdentity:
             (value for value in _list_values(variables, _JOB_VARIABLES) if value != "none"), None
         )
     address, port = (str(variables.get(name, "")) for name in ("MASTER_ADDR", "MASTER_PORT"))
-    return ProcessIdentity(
+    return JobPosition(
         job=job if isinstance(job, str) and job else None,
         rank=parse_number("rank", _RANK_VARIABLES),
         world_size=parse_number("world_size", _WORLD_SIZE_VARIABLES),
@@ -148,7 +148,7 @@ def find_ranks(chunk: Chunk) -> tuple[Rank, ...]:
 
 def get_global_rank(registration: Mapping[str, Any]) -> int | None:
     """Return the global rank that a launcher gave to a process, None if it gave none."""
-    return parse_identity(registration).rank
+    return parse_job_position(registration).rank
 
 
 def _find_training_processes(chunk: Chunk) -> list[Process]:
@@ -283,7 +283,7 @@ def _assign_devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
         assigned[unassigned[0].pid] = free[0]
     elif len(free) >= len(unassigned) and len(mains) == len(unassigned):
         for process in unassigned:
-            local_rank = parse_identity(process.registration).node_local_rank
+            local_rank = parse_job_position(process.registration).node_local_rank
             if local_rank is not None and local_rank < len(known):
                 assigned[process.pid] = known[local_rank]
     return assigned

@@ -121,7 +121,7 @@ class CounterWriter:
         self._owner_index: dict[str, int | None] = {}
         for rank in node.ranks:
             known = rank.device in self._owner_index
-            self._owner_index[rank.device] = None if known else rank.place  # shared: the host's
+            self._owner_index[rank.device] = None if known else rank.index  # shared: the host's
 
     def encode_record(self, columns: Columns) -> list[bytes]:
         """Return the packets of one record; descriptors wait in `Packets.pending`."""
@@ -257,20 +257,24 @@ def iterate_wait_packets(
     if history is None:
         return
     start_ns = run.start_ns()
-    places = {rank.place for rank in node.ranks}
-    for place in sorted(places):
-        if place < len(history.ranks):
+    places = {rank.index for rank in node.ranks}
+    for rank_index in sorted(places):
+        if rank_index < len(history.ranks):
             track = packets.child(
-                groups.rank_track(place)[1], LOST_TRACK, _DESCRIPTIONS[LOST_TRACK]
+                groups.rank_track(rank_index)[1], LOST_TRACK, _DESCRIPTIONS[LOST_TRACK]
             )
-            yield from _encode_lost_time(history, history.ranks[place], start_ns, packets, track)
-    for place in sorted(places):
+            yield from _encode_lost_time(
+                history, history.ranks[rank_index], start_ns, packets, track
+            )
+    for rank_index in sorted(places):
         rank_waits = [
-            wait for wait in history.waits if wait.victim == place and wait.duration_ns > 0
+            wait for wait in history.waits if wait.victim == rank_index and wait.duration_ns > 0
         ]
-        yield _encode_waits(rank_waits, run, start_ns, packets, groups, place)
-        late = [wait for wait in history.waits if wait.culprit == place and wait.duration_ns > 0]
-        yield _encode_late_slices(late, run, start_ns, packets, groups, place)
+        yield _encode_waits(rank_waits, run, start_ns, packets, groups, rank_index)
+        late = [
+            wait for wait in history.waits if wait.culprit == rank_index and wait.duration_ns > 0
+        ]
+        yield _encode_late_slices(late, run, start_ns, packets, groups, rank_index)
 
 
 def _encode_lost_time(
@@ -306,7 +310,7 @@ def _encode_waits(
     start_ns: int,
     packets: Packets,
     groups: ProcessTracks,
-    place: int,
+    rank_index: int,
 ) -> list[bytes]:
     lanes, out = Lanes(), []
     for wait in sorted(waits, key=lambda wait: (wait.start_ns + wait.duration_ns, -wait.start_ns)):
@@ -314,7 +318,7 @@ def _encode_waits(
         end_ns = begin_ns + wait.duration_ns
         lane = lanes.assign_lane(begin_ns, end_ns)
         title = f"{WAITS_TRACK} ({lane + 1})" if lane else WAITS_TRACK
-        track = packets.child(groups.rank_track(place)[1], title, _DESCRIPTIONS[WAITS_TRACK])
+        track = packets.child(groups.rank_track(rank_index)[1], title, _DESCRIPTIONS[WAITS_TRACK])
         culprit = None if wait.culprit is None else run.find_rank(wait.culprit)
         notes = [] if wait.step is None else [packets.annotation("step", wait.step)]
         if culprit is not None:
@@ -337,7 +341,7 @@ def _encode_late_slices(
     start_ns: int,
     packets: Packets,
     groups: ProcessTracks,
-    place: int,
+    rank_index: int,
 ) -> list[bytes]:
     """Encode a slice while other ranks waited, with all arrows at its end, where the late rank
     arrives.
@@ -346,7 +350,9 @@ def _encode_late_slices(
     for group in _group_overlapping(waits):
         begin_ns = start_ns + group[0].start_ns
         end_ns = start_ns + max(wait.start_ns + wait.duration_ns for wait in group)
-        track = packets.child(groups.rank_track(place)[1], LATE_TRACK, _DESCRIPTIONS[LATE_TRACK])
+        track = packets.child(
+            groups.rank_track(rank_index)[1], LATE_TRACK, _DESCRIPTIONS[LATE_TRACK]
+        )
         causes = dict.fromkeys(escape_text(wait.cause, 100) for wait in group if wait.cause)
         name = "late: " + (", ".join(causes) or "cause unknown")
         notes = [packets.annotation("ranks_that_waited", len({wait.victim for wait in group}))]
@@ -373,8 +379,8 @@ def _group_overlapping(waits: Sequence[Wait]) -> list[list[Wait]]:
     return groups
 
 
-def _format_rank(run: Run, place: int | None) -> str:
-    match = None if place is None else run.find_rank(place)
+def _format_rank(run: Run, rank_index: int | None) -> str:
+    match = None if rank_index is None else run.find_rank(rank_index)
     if match is None:
         return "an unknown rank"
     rank = match[1]

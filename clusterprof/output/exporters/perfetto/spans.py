@@ -93,15 +93,15 @@ class ProcessTracks:
         """Return the identity and track of the rank that a process is or works for."""
         rank = process.rank
         if rank is not None:
-            return self.rank_track(rank.place)
+            return self.rank_track(rank.index)
         identity = ("other", process.pid, process.started_ticks)
         number = "" if process.global_rank is None else f"rank {process.global_rank} · "
         title = f"{number}pid {process.pid} · {self._name}"
         return identity, self._packets.process(identity, title, _OTHER_ORDER)
 
-    def rank_track(self, place: int) -> tuple[object, int]:
+    def rank_track(self, rank_index: int) -> tuple[object, int]:
         """Return the identity and track of the rank at an index of the report."""
-        run_rank = next(rank for rank in self._node.ranks if rank.place == place)
+        run_rank = next(rank for rank in self._node.ranks if rank.index == rank_index)
         identity = ("rank", run_rank.pid, run_rank.started_ticks)
         title = f"rank {run_rank.rank}" if run_rank.rank is not None else f"pid {run_rank.pid}"
         emulated = " · EMULATED GPU" if run_rank.emulated else ""

@@ -13,7 +13,7 @@ from clusterprof.output.renderers.html.markup import (
 )
 from clusterprof.output.renderers.text import culprits, impact, life, summary, wording
 from clusterprof.output.renderers.text.tables import (
-    Table,
+    TextTable,
     build_ledger_columns,
     build_ledger_rows,
     format_exact_seconds,
@@ -136,7 +136,7 @@ def _render_life_legend(whole: Life) -> Markup:
     return build_element("ul", *items, class_="legend")
 
 
-def _render_text_table(table: Table) -> Markup:
+def _render_text_table(table: TextTable) -> Markup:
     """Render a table of finished text; the first column names the row."""
     first_text = len(table.heads) - table.texts
     classes = [None if at == 0 or at >= first_text else "n" for at in range(len(table.heads))]

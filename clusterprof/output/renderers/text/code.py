@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from clusterprof.output.renderers.text.safety import escape_text
 from clusterprof.output.renderers.text.wording import format_share
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime, WorkLine
+from clusterprof.report.code import CodeLine, CodeLocation, CodeProfile, StackTime, WorkLine
 from clusterprof.report.model import Finding, Report
 from clusterprof.units import format_quantity
 
@@ -49,7 +49,7 @@ FileNames = Mapping[str, str]
 class LineTime:
     """A line of code, and the device time lost while it ran, over all causes and ranks."""
 
-    place: Place
+    place: CodeLocation
     cause: str
     """Id of the cause that lost most of it."""
     lost_ns: int
@@ -119,13 +119,13 @@ def format_file(file: str, names: FileNames) -> str:
     return escape_text(name)
 
 
-def format_place(place: Place, names: FileNames) -> str:
+def format_code_location(place: CodeLocation, names: FileNames) -> str:
     """Format file and line: "train.py:42"; without the line where it is not known."""
     name = format_file(place.file, names)
     return escape_text(f"{name}:{place.line}") if place.line > 0 else name
 
 
-def format_function(place: Place) -> str:
+def format_function(place: CodeLocation) -> str:
     """Format the name of a function."""
     return escape_text(place.function, _MAX_FUNCTION_CHARACTERS) or "unknown function"
 
@@ -174,7 +174,7 @@ def describe_work(report: Report) -> str:
 
 def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Describe a line, its function, and the line of a library that it called."""
-    text = f"{format_place(line.place, names)} in {format_function(line.place)}"
+    text = f"{format_code_location(line.place, names)} in {format_function(line.place)}"
     called = format_called_line(line, names)
     if called and line.library_ratio < _MIN_WHOLE_RATIO:
         called += f" ({100 * line.library_ratio:.0f} % of that)"
@@ -191,7 +191,7 @@ def format_called_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Format the line of a library that was called; "" where none was."""
     if line.library is None:
         return ""
-    return f"{format_place(line.library, names)} {format_function(line.library)}"
+    return f"{format_code_location(line.library, names)} {format_function(line.library)}"
 
 
 def describe_stage(line: CodeLine) -> str:
@@ -218,7 +218,7 @@ def list_line_rows(
     """List a finding's lines as rows of `LINE_HEADS`, largest first; `most`: None = all."""
     return [
         (
-            format_place(line.place, names),
+            format_code_location(line.place, names),
             format_line_share(line),
             format_quantity(line.lost_ns, "ns"),
             _append_stage(format_function(line.place), describe_stage(line)),
@@ -251,8 +251,8 @@ def sum_lines(code: CodeProfile | None) -> LineTotals:
     """Sum lost time by line of the user's own code, over all causes and ranks."""
     if code is None:
         return LineTotals()
-    causes: dict[Place, dict[str, int]] = {}
-    samples: dict[Place, int] = {}
+    causes: dict[CodeLocation, dict[str, int]] = {}
+    samples: dict[CodeLocation, int] = {}
     unknown_ns = 0
     for stack in code.stacks:
         place = find_own_place(code, stack)
@@ -270,7 +270,7 @@ def sum_lines(code: CodeProfile | None) -> LineTotals:
     return LineTotals(tuple(lines), sum(stack.lost_ns for stack in code.stacks), unknown_ns)
 
 
-def find_own_place(code: CodeProfile, stack: StackTime) -> Place | None:
+def find_own_place(code: CodeProfile, stack: StackTime) -> CodeLocation | None:
     """Find the innermost line outside libraries, else the outermost line; None without lines."""
     if stack.user_place >= 0:
         return code.places[stack.user_place]
@@ -286,7 +286,7 @@ def list_total_rows(
     """List lost time by line as rows (line, lost, share, function, main cause)."""
     return [
         (
-            format_place(line.place, names),
+            format_code_location(line.place, names),
             format_quantity(line.lost_ns, "ns"),
             format_share(line.lost_ns, totals.total_ns),
             format_function(line.place),

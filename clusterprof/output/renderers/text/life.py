@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from clusterprof.output.renderers.text.safety import escape_text
-from clusterprof.output.renderers.text.tables import Table
+from clusterprof.output.renderers.text.tables import TextTable
 from clusterprof.report.life import TRAINING, Attempt, Life, LifePart
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
@@ -51,7 +51,7 @@ def _describe_unknown(part: LifePart) -> str:
     return f"{part.title}: {how}: {escape_text(part.why_missing, 300)}"
 
 
-def build_life_tables(report: Report, bars: bool = False) -> list[Table]:
+def build_life_tables(report: Report, bars: bool = False) -> list[TextTable]:
     """Build the waterfall, and the table of attempts if there are several; [] without a life.
 
     bars: with a column of bars, of letters that ASCII has not.
@@ -61,7 +61,7 @@ def build_life_tables(report: Report, bars: bool = False) -> list[Table]:
         return []
     rows = tuple(_build_part_rows(life, bars))
     heads = (*_PART_HEADS, *(("",) if bars else ()))
-    tables = [Table("PARTS OF ITS LIFE", heads, rows, int(bars), "", has_long_names=True)]
+    tables = [TextTable("PARTS OF ITS LIFE", heads, rows, int(bars), "", has_long_names=True)]
     if len(life.attempts) > 1:
         tables.append(_build_attempt_table(life.attempts))
     return tables
@@ -93,7 +93,7 @@ def _draw_bar(before_ns: int, ns: int, total_ns: int) -> str:
     return " " * begin + "█" * max(end - begin, 1 if ns else 0)
 
 
-def _build_attempt_table(attempts: Sequence[Attempt]) -> Table:
+def _build_attempt_table(attempts: Sequence[Attempt]) -> TextTable:
     shown = list(enumerate(attempts, 1))[-MAX_ATTEMPTS:]
     left = len(attempts) - len(shown)
     rows = tuple(
@@ -109,4 +109,4 @@ def _build_attempt_table(attempts: Sequence[Attempt]) -> Table:
         for number, attempt in shown
     )
     rest = f"{left:,} earlier attempts are not listed" if left else ""
-    return Table("ATTEMPTS", _ATTEMPT_HEADS, rows, 1, rest)
+    return TextTable("ATTEMPTS", _ATTEMPT_HEADS, rows, 1, rest)

@@ -42,7 +42,7 @@ _NO_HISTORY = "the history of lost time was not computed"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Finished text in rows; the first column names the row, the middle ones are numbers."""
 
     title: str
@@ -56,13 +56,13 @@ class Table:
     """True if the first column may take half of the width."""
 
 
-def build_tables(report: Report, by: Iterable[str], top: int | None = None) -> list[Table]:
+def build_tables(report: Report, by: Iterable[str], top: int | None = None) -> list[TextTable]:
     """Build the tables with these names (`TABLE_NAMES`), with `top` rows each."""
     rows = {"line": DEFAULT_LINES}
     return [_TABLE_BUILDERS[name](report, top or rows.get(name, DEFAULT_ROWS)) for name in by]
 
 
-def _build_node_table(report: Report, top: int) -> Table:
+def _build_node_table(report: Report, top: int) -> TextTable:
     """Build the table of nodes by what their ranks caused, or lost if ranks were not compared."""
     groups: dict[str, list[RankLedger]] = {}
     for rank in report.ranks:
@@ -76,7 +76,7 @@ def _build_node_table(report: Report, top: int) -> Table:
     )
 
 
-def _build_rank_table(report: Report, top: int) -> Table:
+def _build_rank_table(report: Report, top: int) -> TextTable:
     return _build_ranked_table(
         report,
         "BY RANK",
@@ -95,7 +95,7 @@ def _build_ranked_table(
     names: tuple[str, str],
     top: int,
     groups: Sequence[tuple[str, str, Sequence[RankLedger]]],
-) -> Table:
+) -> TextTable:
     compared = any(rank.caused for rank in report.ranks)
     heads = (*names, "in steps", "lost", "share", *(("caused",) if compared else ()), "mainly")
     lines: list[tuple[int, int, tuple[str, ...]]] = []
@@ -124,7 +124,7 @@ def _build_ranked_table(
     )
 
 
-def _build_cause_table(report: Report, top: int) -> Table:
+def _build_cause_table(report: Report, top: int) -> TextTable:
     """Build the table of all causes inside steps, including unattributed time."""
     heads = ("cause", "lost", "share", "confidence", "gain", "where")
     finding_by_cause = {
@@ -152,25 +152,25 @@ def _build_cause_table(report: Report, top: int) -> Table:
     return _limit_rows("BY CAUSE", heads, rows, top, "causes that cost less")
 
 
-def _build_line_table(report: Report, top: int) -> Table:
+def _build_line_table(report: Report, top: int) -> TextTable:
     """Build the table of lost time by line of the user's own code, over all causes and ranks."""
     heads = ("line", "lost", "share", "function", "mainly")
     why = code.explain_missing_lines(report)
     if why:
-        return Table("BY LINE", heads, (), 2, why)
+        return TextTable("BY LINE", heads, (), 2, why)
     totals = code.sum_lines(report.code)
     rows = code.list_total_rows(totals, code.build_file_names(report), top)
     rest = code.describe_totals_rest(totals, len(rows))
-    return Table("BY LINE, of the lost time", heads, tuple(rows), 2, rest, has_long_names=True)
+    return TextTable("BY LINE, of the lost time", heads, tuple(rows), 2, rest, has_long_names=True)
 
 
-def _build_step_table(report: Report, top: int) -> Table:
+def _build_step_table(report: Report, top: int) -> TextTable:
     """Build the table of the slowest steps and what all ranks lost in them."""
     heads = ("step", "began", "took", "lost", "last to arrive", "mainly")
     history = report.history
     if history is None or not history.slow_steps:
         why = history.why_missing if history is not None else _NO_HISTORY
-        return Table("BY STEP", heads, (), 2, escape_text(why or "no steps were marked", 300))
+        return TextTable("BY STEP", heads, (), 2, escape_text(why or "no steps were marked", 300))
     rows, last_ns = [], history.begin_ns + history.bin_count * history.bin_ns
     for step in history.slow_steps[:top]:
         last = _NO_VALUE if step.rank is None else _format_rank(report, step.rank)
@@ -186,7 +186,7 @@ def _build_step_table(report: Report, top: int) -> Table:
             )
         )
     count = max((rank.steps for rank in report.ranks), default=0)
-    return Table("BY STEP, the slowest", heads, tuple(rows), 2, f"of {count:,} steps")
+    return TextTable("BY STEP, the slowest", heads, tuple(rows), 2, f"of {count:,} steps")
 
 
 def _explain_slow_step(report: Report, step: SlowStep) -> str:
@@ -224,13 +224,13 @@ def _find_late_cause(report: Report, step: SlowStep) -> str:
     return _find_main_cause(dict(caused)) if any(ns for _, ns in caused) else ""
 
 
-def _build_time_table(report: Report, top: int) -> Table:
+def _build_time_table(report: Report, top: int) -> TextTable:
     """Build the table of equal time bins of the run, in order."""
     heads = ("from", "to", "in steps", "busy", "lost", "mainly")
     bins = trend.split_run(report, top)
     if not bins:
         why = report.history.why_missing if report.history is not None else _NO_HISTORY
-        return Table("BY TIME", heads, (), 1, escape_text(why, 300))
+        return TextTable("BY TIME", heads, (), 1, escape_text(why, 300))
     rows, last_ns = [], bins[-1].end_ns
     for time_bin in bins:
         ratio = time_bin.lost_ratio
@@ -247,7 +247,7 @@ def _build_time_table(report: Report, top: int) -> Table:
                 chief if time_bin.lost_ns else _NO_VALUE,
             )
         )
-    return Table("BY TIME", heads, tuple(rows), 1)
+    return TextTable("BY TIME", heads, tuple(rows), 1)
 
 
 def _format_rank(report: Report, at: int) -> str:
@@ -271,13 +271,13 @@ def _sum_by_cause(lines: Iterable[Iterable[tuple[str, int]]]) -> dict[str, int]:
 
 def _limit_rows(
     title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], top: int, less: str
-) -> Table:
+) -> TextTable:
     left = len(rows) - top
     rest = f"and {left:,} {less}: --top {len(rows)} shows all" if left > 0 else ""
-    return Table(title, heads, tuple(rows[:top]), 1, rest)
+    return TextTable(title, heads, tuple(rows[:top]), 1, rest)
 
 
-_TABLE_BUILDERS: Mapping[str, Callable[[Report, int], Table]] = {
+_TABLE_BUILDERS: Mapping[str, Callable[[Report, int], TextTable]] = {
     "node": _build_node_table,
     "rank": _build_rank_table,
     "cause": _build_cause_table,

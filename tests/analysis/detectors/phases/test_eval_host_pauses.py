@@ -17,7 +17,7 @@ from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Int
 from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from tests.support.builders import (
     make_busy_counter,
     make_lost_segments,
@@ -140,14 +140,16 @@ may call NumPy, and one that broadcasts objects."""
 DISTRIBUTED = "/env/lib/python3.11/site-packages/torch/distributed"
 TABLE = StackTable(
     (
-        Place("/job/train.py", 1, "train"),
-        Place("/job/text.py", 7, "split"),
-        Place("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward"),
-        Place("/job/model.py", 9, "step"),
-        Place("/job/scores.py", 3, "score"),
-        Place("/env/lib/python3.11/site-packages/numpy/core/_methods.py", 118, "_mean"),
-        Place(f"{DISTRIBUTED}/c10d_logger.py", 83, "wrapper"),
-        Place(f"{DISTRIBUTED}/distributed_c10d.py", 3210, "_object_to_tensor"),
+        CodeLocation("/job/train.py", 1, "train"),
+        CodeLocation("/job/text.py", 7, "split"),
+        CodeLocation(
+            "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward"
+        ),
+        CodeLocation("/job/model.py", 9, "step"),
+        CodeLocation("/job/scores.py", 3, "score"),
+        CodeLocation("/env/lib/python3.11/site-packages/numpy/core/_methods.py", 118, "_mean"),
+        CodeLocation(f"{DISTRIBUTED}/c10d_logger.py", 83, "wrapper"),
+        CodeLocation(f"{DISTRIBUTED}/distributed_c10d.py", 3210, "_object_to_tensor"),
     ),
     np.array([0, 0, 1, 1, 1, 1, 5, 1, 7]),
     np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7]),

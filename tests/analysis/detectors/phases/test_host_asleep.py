@@ -20,7 +20,7 @@ from clusterprof.analysis.timeline.model import (
 from clusterprof.analysis.timeline.spans import SpanTable, StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
-from clusterprof.report.code import Place
+from clusterprof.report.code import CodeLocation
 from tests.support.builders import (
     make_lost_segments,
     make_process,
@@ -202,11 +202,11 @@ def test_little_sleep_is_not_claimed(idle_s: float, claimed: bool) -> None:
 TRAIN, SERVER, OWN_PIPE, QUEUE = range(2, 6)
 STACKS = StackTable(
     (
-        Place("/usr/lib/python3.11/multiprocessing/process.py", 1, "run"),
-        Place("/job/train.py", 1, "main"),
-        Place("/usr/lib/python3.11/http/client.py", 1, "getresponse"),
-        Place("/job/reader.py", 1, "read"),
-        Place("/usr/lib/python3.11/multiprocessing/connection.py", 1, "recv"),
+        CodeLocation("/usr/lib/python3.11/multiprocessing/process.py", 1, "run"),
+        CodeLocation("/job/train.py", 1, "main"),
+        CodeLocation("/usr/lib/python3.11/http/client.py", 1, "getresponse"),
+        CodeLocation("/job/reader.py", 1, "read"),
+        CodeLocation("/usr/lib/python3.11/multiprocessing/connection.py", 1, "recv"),
     ),
     np.array([0, 0, 1, 2, 2, 2]),
     np.array([-1, 0, 1, 2, 3, 4]),

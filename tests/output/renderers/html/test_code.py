@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.output.renderers.html.data import build_script_json
 from clusterprof.output.renderers.html.page import Html
-from clusterprof.report.code import CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Report
 from tests.support.code_profiles import PROFILE, S, add_code_profile, make_report_with_code
 from tests.support.hostile_names import HOSTILE
@@ -57,7 +57,9 @@ def test_without_stacks_the_page_has_no_code_section() -> None:
 
 
 def test_many_stacks_keep_their_total_time_in_bounded_size() -> None:
-    places = tuple(Place(f"/job/{at}/a/long/path/of/a/file.py", at, "f" * 99) for at in range(9000))
+    places = tuple(
+        CodeLocation(f"/job/{at}/a/long/path/of/a/file.py", at, "f" * 99) for at in range(9000)
+    )
     stacks = tuple(
         StackTime("storage-local", at % 2, (at, at + 1, at + 2), 9000 - at, 1) for at in range(8000)
     )
@@ -102,7 +104,7 @@ def test_code_names_are_escaped_in_markup(poison: str) -> None:
 
 
 def with_poison(name: str) -> Report:
-    place = Place(f"/{name}", 1, name)
+    place = CodeLocation(f"/{name}", 1, name)
     profile = CodeProfile((place,), (False,), (StackTime("storage-local", 0, (0,), S, 1),), 1)
     (first, *_) = make_report_with_code().findings
     line = first.lines[0]

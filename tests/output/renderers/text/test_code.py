@@ -13,7 +13,7 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import HEAD_LINES, Terminal
 from clusterprof.output.renderers.text import code
 from clusterprof.output.renderers.text.tables import build_tables
-from clusterprof.report.code import CodeLine, CodeProfile, Place, StackTime
+from clusterprof.report.code import CodeLine, CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Report
 from tests.support.code_profiles import (
     AUGMENT,
@@ -35,7 +35,7 @@ WHERE = "train.py:42 in Images.augment → PIL/Image.py:2450 Image.resize: 71 % 
 
 
 def names_of(*files: str) -> dict[str, str]:
-    profile = CodeProfile(tuple(Place(file, 1, "f") for file in files))
+    profile = CodeProfile(tuple(CodeLocation(file, 1, "f") for file in files))
     return code.build_file_names(dataclasses.replace(make_clean_report(), code=profile))
 
 
@@ -76,10 +76,13 @@ def test_paths_differing_only_near_the_root_are_shown_in_full() -> None:
 
 
 def test_missing_file_line_or_function_is_shown_as_unknown() -> None:
-    place = Place("", 0, "")
-    assert code.format_place(place, {}) == "unknown file"
+    place = CodeLocation("", 0, "")
+    assert code.format_code_location(place, {}) == "unknown file"
     assert code.format_function(place) == "unknown function"
-    assert code.format_place(Place("x" * 99 + ".py", 7, ""), {}) == "…" + "x" * 56 + ".py:7"
+    assert (
+        code.format_code_location(CodeLocation("x" * 99 + ".py", 7, ""), {})
+        == "…" + "x" * 56 + ".py:7"
+    )
 
 
 def test_the_first_screen_names_the_line() -> None:
@@ -172,7 +175,9 @@ def test_source_lines_are_listed_with_the_evidence() -> None:
 
 
 def test_only_five_lines_are_shown() -> None:
-    lines = tuple(dataclasses.replace(LINES[1], place=Place("/t.py", n, "f")) for n in range(1, 8))
+    lines = tuple(
+        dataclasses.replace(LINES[1], place=CodeLocation("/t.py", n, "f")) for n in range(1, 8)
+    )
     report = add_code_profile(make_storage_report(), lines)
     assert Terminal().render(report).count(" in f, in the data") == 5
     plain = Plain().render(report).splitlines()
@@ -233,7 +238,7 @@ def test_lost_time_by_line_is_shown_as_a_table() -> None:
 
 
 def test_thirty_lines_are_shown_and_the_rest_counted() -> None:
-    places = tuple(Place("/t.py", line, "f") for line in range(1, 41))
+    places = tuple(CodeLocation("/t.py", line, "f") for line in range(1, 41))
     stacks = tuple(StackTime("a", 0, (at,), S, 1) for at in range(40))
     report = add_code_profile(
         make_storage_report(), (), CodeProfile(places, (False,) * 40, stacks, 40)
