@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
-from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
+from clusterprof.fleet.database import Ledger, Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
 from tests.support.fleet_jobs import make_entry
 
 ROOT = Path(__file__).parents[2]
 
 
-def source(path: str, state: str = "1") -> Source:
-    return Source(path, state, 100)
+def source(path: str, state: str = "1") -> RecordedInput:
+    return RecordedInput(path, state, 100)
 
 
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:

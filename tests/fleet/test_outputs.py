@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.fleet.database import Price, Source, open_ledger
+from clusterprof.fleet.database import Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
 from clusterprof.fleet.outputs import render_fleet_json, render_fleet_markdown, render_fleet_text
 from clusterprof.fleet.queries import FleetSummary, summarize_ledger
@@ -21,7 +21,7 @@ def summarize(folder: Path, *entries: JobEntry, price: Price | None = None) -> F
     with open_ledger(folder / "fleet.db") as ledger:
         ledger.connection.execute("PRAGMA synchronous = OFF")
         for entry in entries:
-            ledger.put(entry, Source(entry.title, "1", 1), price)
+            ledger.put(entry, RecordedInput(entry.title, "1", 1), price)
         summary = summarize_ledger(ledger)
     return replace(summary, title="fleet.db")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import UsageError
-from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
+from clusterprof.fleet.database import Ledger, Price, RecordedInput, open_ledger
 from clusterprof.fleet.outputs import FLEET_TABLES, export_ledger
 from clusterprof.output.exporters.base import Output
 from tests.support.fleet_jobs import S, make_entry
@@ -26,8 +26,8 @@ def export(
 
 
 def fill(ledger: Ledger) -> None:
-    ledger.put(make_entry(1, ["a", "b"], ["b"]), Source("1", "1", 1), Price(36, "EUR"))
-    ledger.put(make_entry(2, ["c"], user="=1+1", started_ns=None), Source("2", "1", 1))
+    ledger.put(make_entry(1, ["a", "b"], ["b"]), RecordedInput("1", "1", 1), Price(36, "EUR"))
+    ledger.put(make_entry(2, ["c"], user="=1+1", started_ns=None), RecordedInput("2", "1", 1))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

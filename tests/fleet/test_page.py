@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.fleet.database import Price, Source, open_ledger
+from clusterprof.fleet.database import Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry
 from clusterprof.fleet.page import render_fleet_page
 from clusterprof.fleet.queries import FleetSummary, summarize_ledger
@@ -24,7 +24,7 @@ def summarize(folder: Path, *entries: JobEntry) -> FleetSummary:
     with open_ledger(folder / "fleet.db") as ledger:
         ledger.connection.execute("PRAGMA synchronous = OFF")
         for entry in entries:
-            ledger.put(entry, Source(entry.title, "1", 1), Price(36, "EUR"))
+            ledger.put(entry, RecordedInput(entry.title, "1", 1), Price(36, "EUR"))
         return replace(summarize_ledger(ledger), title="fleet.db")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import UsageError
-from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
+from clusterprof.fleet.database import Ledger, Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry, PlaceTime
 from clusterprof.fleet.queries import Choice, FleetSummary, parse_date, summarize_ledger
 from tests.support.fleet_jobs import MONDAY_NS, WEEK_NS, S, make_entry
@@ -24,7 +24,7 @@ def ledger_of(folder: Path, *entries: JobEntry, price: Price | None = None) -> I
     with open_ledger(folder / "fleet.db") as ledger:
         ledger.connection.execute("PRAGMA synchronous = OFF")
         for entry in entries:
-            ledger.put(entry, Source(entry.title, "1", 1), price)
+            ledger.put(entry, RecordedInput(entry.title, "1", 1), price)
         yield ledger
 
 
@@ -96,10 +96,10 @@ def test_sums_beyond_63_bits_are_exact(tmp_path: Path) -> None:
 def test_cost_uses_the_price_of_each_job(tmp_path: Path) -> None:
     """A job on one node loses 30 s: 30 / 3600 h times 120 an hour is 1."""
     with ledger_of(tmp_path, make_entry(1, ["a"]), price=Price(120, "EUR")) as ledger:
-        ledger.put(make_entry(2, ["a"]), Source("2", "1", 1), Price(240, "EUR"))
+        ledger.put(make_entry(2, ["a"]), RecordedInput("2", "1", 1), Price(240, "EUR"))
         summary = summarize_ledger(ledger)
         assert summary.sums.lost_cost == pytest.approx(3) and summary.currency == "EUR"
-        ledger.put(make_entry(3, ["a"], user="ben"), Source("3", "1", 1))
+        ledger.put(make_entry(3, ["a"], user="ben"), RecordedInput("3", "1", 1))
         summary = summarize_ledger(ledger)
         assert summary.sums.lost_cost is None and summary.no_price == 1  # not: 3
         assert [owner.sums.lost_cost for owner in summary.owners] == [pytest.approx(3), None]

@@ -413,19 +413,17 @@ class WhatIfReplay:
         head = ops.rank[first]
         wait = ops.blocked_ns - transfer_ns
         for job in np.unique(self._job[head]).tolist():
-            operations_of_job = np.flatnonzero(self._job[head] == job)
-            cuts = np.unique(
-                np.linspace(0, operations_of_job.size, BINS_PER_BLOCK + 1).astype(np.int64)
-            )
-            sums = np.add.reduceat(savings[operations_of_job], cuts[:-1], axis=0)
+            job_ops = np.flatnonzero(self._job[head] == job)
+            cuts = np.unique(np.linspace(0, job_ops.size, BINS_PER_BLOCK + 1).astype(np.int64))
+            sums = np.add.reduceat(savings[job_ops], cuts[:-1], axis=0)
             bin_of_operation = np.full(first.size, -1)
-            bin_of_operation[operations_of_job] = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
+            bin_of_operation[job_ops] = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
             least = self._compute_lower_bounds(
                 np.repeat(bin_of_operation, size), ops.rank, wait, own_ns[:, :GAPS]
             )
             sums[:, :GAPS] = np.maximum(sums[:, :GAPS], least)
-            head_rank = ops.rank[first[operations_of_job[0]]]
-            leave = ops.leave_ns[first[operations_of_job]]
+            head_rank = ops.rank[first[job_ops[0]]]
+            leave = ops.leave_ns[first[job_ops]]
             begin_ns = self._last_leave_ns[head_rank]
             bin_ends = leave[cuts[1:] - 1]
             if begin_ns < 0:
@@ -530,18 +528,14 @@ class WhatIfReplay:
         """Append a bin with the mean savings of each job's ranks since the previous bin."""
         progressed = (times_before >= 0) & (latest > times_before)
         for job in np.unique(self._job[progressed]).tolist():
-            ranks_of_job = progressed & (self._job == job)
-            grown = (
-                (self._savings[ranks_of_job] - savings_before[ranks_of_job])
-                .mean(axis=0)
-                .astype(np.int64)
-            )
-            least = (waited[ranks_of_job, None] + own_ns[ranks_of_job, :GAPS]).min(axis=0) - waited[
-                ranks_of_job
+            members = progressed & (self._job == job)
+            grown = (self._savings[members] - savings_before[members]).mean(axis=0).astype(np.int64)
+            least = (waited[members, None] + own_ns[members, :GAPS]).min(axis=0) - waited[
+                members
             ].min()
             # None with gaps, which are waits, or where ranks with less work get more.
             grown[:GAPS] = np.maximum(grown[:GAPS], least)
-            length = int((latest[ranks_of_job] - times_before[ranks_of_job]).mean())
+            length = int((latest[members] - times_before[members]).mean())
             self._append_bins(job, np.array([length]), grown[None])
 
     def _even_work(self, ops: Operations, own_ns: Int) -> None:

@@ -65,11 +65,15 @@ def _list_code_paths(report: Report) -> dict[str, tuple[CodePath, ...]]:
         split = split_at_own_line([report.code.places[index] for index in time.places])
         if split is None or not totals[time.cause]:
             continue
-        place, called = split
+        code_location, called = split
         # Only a stack that ends in the user's line may be in a built-in function.
-        calls = () if called else reader.list_calls(place.file, place.line, place.function)
+        calls = (
+            ()
+            if called
+            else reader.list_calls(code_location.file, code_location.line, code_location.function)
+        )
         share = time.lost_ns / totals[time.cause]
-        path = CodePath(place, tuple(called), share, time.samples, calls)
+        path = CodePath(code_location, tuple(called), share, time.samples, calls)
         paths.setdefault(time.cause, []).append(path)
     return {cause: tuple(listed) for cause, listed in paths.items()}
 
@@ -83,10 +87,11 @@ def build_advice_context(
     node = main_rank[0] if main_rank is not None else _find_node(finding, nodes)
     is_family = cause.id in FAMILIES and cause.id not in _LEAF_CAUSES
     evidence = finding.evidence if main_rank is None else _collect_evidence(finding, main_rank[1])
-    others = (
-        other.cause.id
-        for other in report.findings
-        if other is not finding and other.lost_ns >= _MIN_OTHER_RATIO * finding.lost_ns
+    other_causes = (
+        other_finding.cause.id
+        for other_finding in report.findings
+        if other_finding is not finding
+        and other_finding.lost_ns >= _MIN_OTHER_RATIO * finding.lost_ns
     )
     return AdviceContext(
         finding=finding,
@@ -101,7 +106,7 @@ def build_advice_context(
         has_host_names=all(node.facts.has_host_name for node in nodes),
         is_window=report.is_window_only,
         is_family=is_family,
-        other_causes=frozenset(others),
+        other_causes=frozenset(other_causes),
         missing_signals=_list_missing_signals(cause.family, main_rank) if is_family else (),
         coverage_gaps=_list_relevant_gaps(cause.family, report),
     )
@@ -145,28 +150,28 @@ def _collect_evidence(finding: Finding, rank: RankResult) -> tuple[Evidence, ...
 
 def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> RankSetup:
     node, rank = main_rank
-    ledger, own = rank.ledger, finding.culprits[0].own_ns if finding.culprits else None
-    known = _get_rank_setup(node, rank)
+    ledger, own_ns = rank.ledger, finding.culprits[0].own_ns if finding.culprits else None
+    setup = _get_rank_setup(node, rank)
     shares = [
-        other
+        neighbor_setup
         for neighbor in node.ranks
-        if (other := _get_rank_setup(node, neighbor)).cpus & known.cpus
+        if (neighbor_setup := _get_rank_setup(node, neighbor)).cpus & setup.cpus
     ]
-    lost = own if own is not None else dict(ledger.buckets).get(finding.cause.id)
+    lost = own_ns if own_ns is not None else dict(ledger.buckets).get(finding.cause.id)
     return RankSetup(
-        loader=known.loader,
-        cpus_allowed=len(known.cpus) or None,
-        cores_allowed=known.cores,
+        loader=setup.loader,
+        cpus_allowed=len(setup.cpus) or None,
+        cores_allowed=setup.cores,
         ranks_sharing_cpus=max(1, len(shares)),
         ranks_on_node=max(1, len(node.ranks)),
         gpu_memory_free_ratio=_find_free_memory_ratio(rank, report),
         step_ns=ledger.in_step_ns // ledger.steps if ledger.steps else None,
         steps=ledger.steps,
         has_device=bool(ledger.device),
-        has_framework=known.has_framework,
-        has_xla=known.has_xla,
-        has_optimizer=known.has_optimizer,
-        debug_mode_ratios=known.debug_mode_ratios,
+        has_framework=setup.has_framework,
+        has_xla=setup.has_xla,
+        has_optimizer=setup.has_optimizer,
+        debug_mode_ratios=setup.debug_mode_ratios,
         own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
         message_wait_ratio=_compute_message_wait_ratio(rank),
     )

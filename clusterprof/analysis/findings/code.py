@@ -95,10 +95,10 @@ class JobStacks:
         located = self.locate(self.number_chain(chain))
         return -1 if located is None else self._number_place(located.place)
 
-    def _number_place(self, place: CodeLocation) -> int:
-        number = self._place_numbers.setdefault(place, len(self.places))
+    def _number_place(self, code_location: CodeLocation) -> int:
+        number = self._place_numbers.setdefault(code_location, len(self.places))
         if number == len(self.places):
-            self.places.append(place)
+            self.places.append(code_location)
         return number
 
 
@@ -252,27 +252,29 @@ class _RankReader:
 
         Only lines whose difference exceeds twice its sampling error; empty if there are none.
         """
-        own = self._read_per_step(rank)
+        own_weights = self._read_per_step(rank)
         peers = [
             self._read_per_step(index)
-            for index, other in enumerate(self._ranks)
-            if index != rank and other.code is not None and other.job == self._ranks[rank].job
+            for index, peer in enumerate(self._ranks)
+            if index != rank and peer.code is not None and peer.job == self._ranks[rank].job
         ][:MAX_PEERS]
-        if not own or not peers:
+        if not own_weights or not peers:
             return {}
-        own_lines = self._sum_by_line(own)
+        own_lines = self._sum_by_line(own_weights)
         peer_lines = [self._sum_by_line(weights) for weights in peers]
         out: Weights = {}
         for line, (weight, members) in own_lines.items():
-            others = sorted(lines[line][0].ns if line in lines else 0.0 for lines in peer_lines)
-            usual_ns = others[len(others) // 2]
+            peer_times_ns = sorted(
+                lines[line][0].ns if line in lines else 0.0 for lines in peer_lines
+            )
+            usual_ns = peer_times_ns[len(peer_times_ns) // 2]
             excess_ns = weight.ns - usual_ns
             error_ns = math.sqrt(weight.squares * (1 + usual_ns / max(weight.ns, 1e-9)))
             if excess_ns <= _MIN_SIGMAS * error_ns:
                 continue
             part = excess_ns / weight.ns
             for stack in members:
-                w = own[stack]
+                w = own_weights[stack]
                 out[stack] = _Weight(w.ns * part, w.samples, w.squares)
         return out
 
@@ -433,15 +435,17 @@ def _build_profile(
     """Build the stacks of the report, at most MAX_STACKS."""
     rows: dict[tuple[str, int, tuple[int, ...]], tuple[int, int]] = {}
     for id_, code in by_cause.items():
-        seen = {stack: sum(w.samples for w in ws) for stack, ws in code.weights.items()}
+        samples_of_stack = {stack: sum(w.samples for w in ws) for stack, ws in code.weights.items()}
         for (rank, stack), ns in code.ns.items():
-            rows[id_, rank, stacks.chains[stack]] = ns, seen.get(stack, 0)
+            rows[id_, rank, stacks.chains[stack]] = ns, samples_of_stack.get(stack, 0)
     for _ in range(MAX_DEPTH if len(rows) > MAX_STACKS else 0):
         rows = _merge_smallest(rows)
         if len(rows) <= MAX_STACKS:
             break
-    own = {chain: stacks.find_own_place(chain) for _, _, chain in rows}
-    used = sorted({index for chain in own for index in (*chain, own[chain]) if index >= 0})
+    own_lines = {chain: stacks.find_own_place(chain) for _, _, chain in rows}
+    used = sorted(
+        {index for chain in own_lines for index in (*chain, own_lines[chain]) if index >= 0}
+    )
     renumbered = {index: number for number, index in enumerate(used)}
     times = [
         StackTime(
@@ -450,7 +454,7 @@ def _build_profile(
             tuple(renumbered[index] for index in chain),
             ns,
             count,
-            renumbered.get(own[chain], -1),
+            renumbered.get(own_lines[chain], -1),
         )
         for (id_, rank, chain), (ns, count) in rows.items()
         if ns > 0
@@ -458,7 +462,10 @@ def _build_profile(
     times.sort(key=lambda time: (-time.lost_ns, time.cause, time.rank, time.places))
     places = tuple(stacks.places[index] for index in used)
     return CodeProfile(
-        places, tuple(is_library_file(place.file) for place in places), tuple(times), samples
+        places,
+        tuple(is_library_file(code_location.file) for code_location in places),
+        tuple(times),
+        samples,
     )
 
 
@@ -467,9 +474,9 @@ def _merge_smallest(
 ) -> dict[tuple[str, int, tuple[int, ...]], tuple[int, int]]:
     """Merge the smaller half of the stacks that are too many into their callers."""
     order = sorted(rows, key=lambda key: (-rows[key][0], key))
-    kept = MAX_STACKS // 2
-    out = {key: rows[key] for key in order[:kept]}
-    for id_, rank, chain in order[kept:]:
+    kept_count = MAX_STACKS // 2
+    out = {key: rows[key] for key in order[:kept_count]}
+    for id_, rank, chain in order[kept_count:]:
         key = id_, rank, chain[:-1]
         ns, count = rows[id_, rank, chain]
         before = out.get(key, (0, 0))

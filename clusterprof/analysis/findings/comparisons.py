@@ -156,18 +156,18 @@ def compare_finding(finding: Finding, ranks: Sequence[RankResult]) -> PeerCompar
         return None
     stepped = [rank for rank in ranks if rank.ledger.steps]
     culprit_ranks = [rank for rank in stepped if _get_rank_name(rank) in names]
-    others = [rank for rank in stepped if _get_rank_name(rank) not in names]
-    if len(culprit_ranks) != len(main_culprits) or not others:
+    peers = [rank for rank in stepped if _get_rank_name(rank) not in names]
+    if len(culprit_ranks) != len(main_culprits) or not peers:
         return None
     if finding.cause.id in (IMBALANCE, SLOW_COMPUTE):
-        waited = [rank for rank in others if dict(rank.ledger.buckets).get(finding.cause.id, 0)]
+        waited = [rank for rank in peers if dict(rank.ledger.buckets).get(finding.cause.id, 0)]
         worked = (
             [_compute_work_ns(rank.ledger) for rank in culprit_ranks],
             [_compute_work_ns(rank.ledger) for rank in waited],
         )
         return _build_comparison(WORK_METRIC, "rank", "of work a step", *worked)
-    return _compare_read_times(finding, culprit_ranks, others) or _compare_own_loss(
-        finding, main_culprits, culprit_ranks, others
+    return _compare_read_times(finding, culprit_ranks, peers) or _compare_own_loss(
+        finding, main_culprits, culprit_ranks, peers
     )
 
 
@@ -191,14 +191,14 @@ def _compute_work_ns(ledger: RankLedger) -> float:
 
 
 def _compare_read_times(
-    finding: Finding, culprit_ranks: Sequence[RankResult], others: Sequence[RankResult]
+    finding: Finding, culprit_ranks: Sequence[RankResult], peers: Sequence[RankResult]
 ) -> PeerComparison | None:
     """Compare the time of a read on the culprits' nodes and on other nodes that counted it."""
     nodes = {rank.ledger.node for rank in culprit_ranks}
     for name, note in _READ_TIME_NOTES.items():
         culprit_values = _collect_by_node(finding, name, culprit_ranks)
         other_values = _collect_by_node(
-            finding, name, [rank for rank in others if rank.ledger.node not in nodes]
+            finding, name, [rank for rank in peers if rank.ledger.node not in nodes]
         )
         if culprit_values and other_values:
             return _build_comparison(
@@ -221,15 +221,15 @@ def _compare_own_loss(
     finding: Finding,
     main_culprits: Sequence[Culprit],
     culprit_ranks: Sequence[RankResult],
-    others: Sequence[RankResult],
+    peers: Sequence[RankResult],
 ) -> PeerComparison | None:
     """Compare own loss per step with the other ranks that were checked for the cause."""
-    own = {(culprit.node, culprit.rank): culprit.own_ns for culprit in finding.culprits}
-    checked = [rank for rank in others if finding.cause.id in rank.accumulator.evaluated]
+    own_ns = {(culprit.node, culprit.rank): culprit.own_ns for culprit in finding.culprits}
+    checked = [rank for rank in peers if finding.cause.id in rank.accumulator.evaluated]
     if not checked or any(not culprit.own_ns for culprit in main_culprits):
         return None
     culprit_values, other_values = (
-        [(own.get(_get_rank_name(rank)) or 0) / rank.ledger.steps for rank in group]
+        [(own_ns.get(_get_rank_name(rank)) or 0) / rank.ledger.steps for rank in group]
         for group in (culprit_ranks, checked)
     )
     bound = " at most" if finding.upper_bound else ""
@@ -243,10 +243,10 @@ def _build_comparison(
 ) -> PeerComparison | None:
     if not culprit_values or not other_values:
         return None
-    value, others = median_low(culprit_values), median_low(other_values)
-    if value < MIN_DIFFERENCE_RATIO * others or value <= 0:
+    value, other_value = median_low(culprit_values), median_low(other_values)
+    if value < MIN_DIFFERENCE_RATIO * other_value or value <= 0:
         return None
-    return PeerComparison(name, "ns", value, others, len(other_values), of, note)  # type: ignore[arg-type]
+    return PeerComparison(name, "ns", value, other_value, len(other_values), of, note)  # type: ignore[arg-type]
 
 
 BATCH_UNITS = ("samples", "tokens")
@@ -319,16 +319,16 @@ def _compare_batches(
     evidence: list[Evidence] = []
     larger: list[Evidence] = []
     for unit in BATCH_UNITS:
-        own, others = sizes.get(unit), [each[unit] for each in waiting if unit in each]
-        if own is None or not others:
+        own_size, peer_sizes = sizes.get(unit), [each[unit] for each in waiting if unit in each]
+        if own_size is None or not peer_sizes:
             continue
-        usual = median_low(others)
+        usual = median_low(peer_sizes)
         note = f"{unit} in a step of rank {rank}; waiting ranks: {usual:,.0f}"
-        evidence.append(Evidence(f"step.{unit}_count", own, "count", note))
-        excess = own / usual - 1 if usual > 0 else 0.0
+        evidence.append(Evidence(f"step.{unit}_count", own_size, "count", note))
+        excess = own_size / usual - 1 if usual > 0 else 0.0
         note = f"more {unit} in a step than the waiting ranks have"
-        more = Evidence(f"step.{unit}_excess_ratio", excess, "ratio", note)
-        larger = [more] if excess >= MIN_EXCESS_RATIO else []
+        excess_evidence = Evidence(f"step.{unit}_excess_ratio", excess, "ratio", note)
+        larger = [excess_evidence] if excess >= MIN_EXCESS_RATIO else []
     return evidence + larger
 
 
@@ -337,12 +337,13 @@ def _compare_all_to_all(
 ) -> list[Evidence]:
     """Return evidence of the bytes that a late rank brings, if no waiting rank brings as many."""
     ratio = sizes.get("all_to_all_ratio", 0.0)
-    others = [each["all_to_all_ratio"] for each in waiting if "all_to_all_ratio" in each]
-    if not others or ratio < MIN_DIFFERENCE_RATIO or ratio <= max(others):
+    peer_ratios = [each["all_to_all_ratio"] for each in waiting if "all_to_all_ratio" in each]
+    if not peer_ratios or ratio < MIN_DIFFERENCE_RATIO or ratio <= max(peer_ratios):
         return []
+    usual_ratio = median_low(peer_ratios)
     note = (
         f"brought to all-to-all in a step by rank {rank}, {ratio:.1f} times the mean of the ranks"
-        f" (the load of its experts, if it has any); waiting ranks: {median_low(others):.1f} times"
+        f" (the load of its experts, if it has any); waiting ranks: {usual_ratio:.1f} times"
     )
     return [Evidence("step.all_to_all_bytes", sizes["all_to_all"], "bytes", note)]
 
@@ -444,9 +445,9 @@ def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResu
     for node in nodes:
         for rank in node.ranks:
             ledger = rank.ledger
-            known = node.setup.ranks.get((ledger.pid, rank.started_ticks), ProcessSetup())
-            if (ledger.node, ledger.rank) not in main_culprits and known.workers is not None:
-                counts.append(known.workers)
+            setup = node.setup.ranks.get((ledger.pid, rank.started_ticks), ProcessSetup())
+            if (ledger.node, ledger.rank) not in main_culprits and setup.workers is not None:
+                counts.append(setup.workers)
     if not counts or not main_culprits:
         return ""
     low, high = min(counts), max(counts)
@@ -487,19 +488,19 @@ def find_cause_start(finding: Finding, report: Report, history: History) -> Onse
     None where it was there from the start or was intermittent, or where it has no culprit or
     several.
     """
-    at = _find_only_culprit(finding, report)
-    if at is None:
+    rank_index = _find_only_culprit(finding, report)
+    if rank_index is None:
         return None
-    series = _compute_losses(finding.culprits[0], finding.cause.id, at, history)
+    series = _compute_losses(finding.culprits[0], finding.cause.id, rank_index, history)
     time_bin = find_onset(series)
     if time_bin is None:
         return None
     run_ns = history.begin_ns + time_bin * history.bin_ns
-    steps = report.ranks[at].steps
-    own = next((rank for rank in history.ranks if rank.rank == at), None)
+    steps = report.ranks[rank_index].steps
+    rank_history = next((rank for rank in history.ranks if rank.rank == rank_index), None)
     done_steps = None
-    if own is not None and own.step_ends_ns:
-        ended_steps = sum(end <= run_ns for end in own.step_ends_ns) * history.step_stride
+    if rank_history is not None and rank_history.step_ends_ns:
+        ended_steps = sum(end <= run_ns for end in rank_history.step_ends_ns) * history.step_stride
         done_steps = min(ended_steps, steps)
     return Onset(run_ns, done_steps, steps if done_steps is not None else None)
 
@@ -508,28 +509,27 @@ def _find_only_culprit(finding: Finding, report: Report) -> int | None:
     """Find the place of the only main culprit in the report's ranks; None where it is no rank."""
     if finding.outside_steps or not finding.culprits or finding.culprits[0].rank is None:
         return None
-    first, *others = finding.culprits
-    if any(culprit.caused_ns >= CHIEF_RATIO * first.caused_ns for culprit in others):
+    first, *other_culprits = finding.culprits
+    if any(culprit.caused_ns >= CHIEF_RATIO * first.caused_ns for culprit in other_culprits):
         return None
     named = [
-        at
-        for at, ledger in enumerate(report.ranks)
+        rank_index
+        for rank_index, ledger in enumerate(report.ranks)
         if (ledger.node, ledger.rank) == (first.node, first.rank) and ledger.steps
     ]
     return named[0] if len(named) == 1 else None
 
 
-def _compute_losses(culprit: Culprit, cause: str, at: int, history: History) -> _Series:
+def _compute_losses(culprit: Culprit, cause: str, index: int, history: History) -> _Series:
     """Compute the loss that the main culprit caused, by time bin.
 
     Waiting that was not for it (above all transfers) is taken as even over the time in steps.
     """
-    own = [dict(rank.lost).get(cause, ()) for rank in history.ranks if rank.rank == at]
-    waits = [
-        dict(rank.lost).get(WAITING_FOR_RANKS, ()) for rank in history.ranks if rank.rank != at
-    ]
-    in_step = next((rank.in_step_ns for rank in history.ranks if rank.rank == at), ())
-    rows = [row for row in own if row]
+    own_losses = [dict(rank.lost).get(cause, ()) for rank in history.ranks if rank.rank == index]
+    victims = [rank for rank in history.ranks if rank.rank != index]
+    waits = [dict(rank.lost).get(WAITING_FOR_RANKS, ()) for rank in victims]
+    in_step = next((rank.in_step_ns for rank in history.ranks if rank.rank == index), ())
+    rows = [row for row in own_losses if row]
     waited_ns, in_step_ns = sum(sum(row) for row in waits), max(sum(in_step), 1)
     even_ns = 0
     if waited_ns and (culprit.others_ns or 0) >= MIN_CULPRIT_WAIT_RATIO * waited_ns:
@@ -552,12 +552,12 @@ def find_onset(series: Sequence[tuple[int, int]]) -> int | None:
         for low in range(0, len(series), part_bins)
     ]
     fullest = max((length for _, _, length in parts), default=0)
-    known = [part for part in parts if part[2] and 4 * part[2] >= fullest]
-    if len(known) < MIN_PARTS:
+    full_parts = [part for part in parts if part[2] and 4 * part[2] >= fullest]
+    if len(full_parts) < MIN_PARTS:
         return None
-    levels = [cost / length for _, cost, length in known]
-    splits = range(_MIN_PARTS_BEFORE, len(known) - _MIN_PARTS_BEFORE)
-    best = max(splits, key=lambda at: _evaluate_split(levels, at), default=None)
+    levels = [cost / length for _, cost, length in full_parts]
+    splits = range(_MIN_PARTS_BEFORE, len(full_parts) - _MIN_PARTS_BEFORE)
+    best = max(splits, key=lambda split: _evaluate_split(levels, split), default=None)
     if best is None:
         return None
     # The onset may lie within its part, which therefore shows nothing about the time before.
@@ -572,7 +572,7 @@ def find_onset(series: Sequence[tuple[int, int]]) -> int | None:
     if min(levels[best:]) < MAX_LEVEL_BEFORE_RATIO * after:
         return None  # intermittent
     return _find_first_bin(
-        series, known[best - 1][0], known[best][0] + part_bins, (before + after) / 2
+        series, full_parts[best - 1][0], full_parts[best][0] + part_bins, (before + after) / 2
     )
 
 
@@ -580,10 +580,10 @@ def _sum_pairs(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sum(cost for cost, _ in pairs), sum(length for _, length in pairs)
 
 
-def _evaluate_split(levels: Sequence[float], at: int) -> float:
-    """Return how much of the variance of the levels a step up at a place explains."""
-    gap = _compute_mean(levels[at:]) - _compute_mean(levels[:at])
-    return gap * abs(gap) * at * (len(levels) - at)
+def _evaluate_split(levels: Sequence[float], split: int) -> float:
+    """Compute how much of the variance of the levels a step up at index `split` explains."""
+    gap = _compute_mean(levels[split:]) - _compute_mean(levels[:split])
+    return gap * abs(gap) * split * (len(levels) - split)
 
 
 def _compute_mean(values: Sequence[float]) -> float:
@@ -592,9 +592,9 @@ def _compute_mean(values: Sequence[float]) -> float:
 
 def _find_first_bin(series: Sequence[tuple[int, int]], low: int, high: int, level: float) -> int:
     """Find the first time bin from which on the loss is above a level."""
-    for at in range(low, high):
-        cost, length = _sum_pairs(series[at:high])
-        begun = series[at][1] and series[at][0] >= level * series[at][1]
+    for bin_index in range(low, high):
+        cost, length = _sum_pairs(series[bin_index:high])
+        begun = series[bin_index][1] and series[bin_index][0] >= level * series[bin_index][1]
         if begun and cost >= level * length:
-            return at
+            return bin_index
     return high

@@ -81,11 +81,11 @@ def list_coverage_gaps(
                 gap.collector.startswith("gpu_") or lacking[gap.collector] == everywhere
             ):
                 continue  # but what only some nodes lack is reported, accelerators aside
-            what = gap.signal or gap.collector
+            source = gap.signal or gap.collector
             gaps.setdefault(
-                (what, gap.message), CoverageGap(what, gap.kind, gap.message, gap.remedy)
+                (source, gap.message), CoverageGap(source, gap.kind, gap.message, gap.remedy)
             )
-            where.setdefault((what, gap.message), []).append(node.facts.name)
+            where.setdefault((source, gap.message), []).append(node.facts.name)
     for key, names in where.items():
         if set(names) < everywhere:  # not on all of them
             coverage_gap = gaps[key]
@@ -151,17 +151,17 @@ def _report_unmatched(counts: Mapping[str, int]) -> list[CoverageGap]:
 def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
     """Report records that cannot be read, and spans that were dropped before recording."""
     damage, name = node.loaded.damage, node.facts.name
-    what = f"recording of {name}"
+    source = f"recording of {name}"
     out = []
     if damage.damaged_places:
         message = f"{damage.damaged_bytes:,} bytes in {damage.damaged_places} places are damaged"
-        out.append(CoverageGap(what, "lost", message, "check the file system it was kept on"))
+        out.append(CoverageGap(source, "lost", message, "check the file system it was kept on"))
     if damage.torn_tail_bytes:
         message = f"the last {damage.torn_tail_bytes:,} bytes belong to a truncated frame"
-        out.append(CoverageGap(what, "lost", message, ""))
+        out.append(CoverageGap(source, "lost", message, ""))
     if damage.unknown_frames:
         message = f"{damage.unknown_frames:,} frames are not understood"
-        out.append(CoverageGap(what, "lost", message, "analyze with a newer clusterprof"))
+        out.append(CoverageGap(source, "lost", message, "analyze with a newer clusterprof"))
     implausible = [
         f"{count:,} {noun}"
         for count, noun in (
@@ -176,7 +176,7 @@ def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
             f" out; the first: {damage.implausible_example}"
         )
         remedy = "the recording was changed after it was written: analyze the original"
-        out.append(CoverageGap(what, "lost", message, remedy))
+        out.append(CoverageGap(source, "lost", message, remedy))
     if node.loaded.dropped_spans:
         message = f"{node.loaded.dropped_spans:,} spans were dropped before they could be stored"
         out.append(CoverageGap("spans", "lost", message, "give the recorder more CPU time"))
@@ -231,9 +231,9 @@ def describe_driver_errors(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
         notes += _describe_node_errors(
             node.facts.name, node.loaded.events, node.loaded.header.devices, start_ns
         )
-    more = len(notes) - _MAX_ERROR_NOTES
-    if more > 0:
-        notes[_MAX_ERROR_NOTES:] = [f"{more} more kinds of driver errors were recorded"]
+    hidden_count = len(notes) - _MAX_ERROR_NOTES
+    if hidden_count > 0:
+        notes[_MAX_ERROR_NOTES:] = [f"{hidden_count} more kinds of driver errors were recorded"]
     return tuple(notes)
 
 
@@ -347,25 +347,25 @@ def _describe_last_act(
             by_operation.setdefault(key, []).append(ending.job_position.rank)
     if by_operation:
         key, ranks = max(by_operation.items(), key=lambda pair: len(pair[1]))
-        others = [other for other in ranks if other != number]
-        if others:
-            names, verb = ("ranks", "were") if len(others) > 1 else ("rank", "was")
+        peers = [peer for peer in ranks if peer != number]
+        if peers:
+            names, verb = ("ranks", "were") if len(peers) > 1 else ("rank", "was")
             where = format_operation(key[2], key[1])
             had = " too" if number in ranks else ", where it had not arrived"
-            text += f"; {names} {format_ranges(others)} {verb} in {where}{had}"
+            text += f"; {names} {format_ranges(peers)} {verb} in {where}{had}"
     return text
 
 
 def _has_successor(item: FailedExit, rank: RankResult, ranks: Iterable[RankResult]) -> bool:
     """Return whether a process with the same rank began after this one had ended."""
     return any(
-        other.job_position.rank == rank.job_position.rank and other.first_ns >= item.t_ns
-        for other in ranks
+        successor.job_position.rank == rank.job_position.rank and successor.first_ns >= item.t_ns
+        for successor in ranks
     )
 
 
-def _describe_exit(item: FailedExit, rank: RankResult, node: str, others: int) -> str:
-    who = (
+def _describe_exit(item: FailedExit, rank: RankResult, node: str, other_count: int) -> str:
+    process_name = (
         f"process {item.pid}"
         if rank.job_position.rank is None
         else f"rank {rank.job_position.rank}"
@@ -374,5 +374,5 @@ def _describe_exit(item: FailedExit, rank: RankResult, node: str, others: int) -
         how = f"was killed by {format_signal(item.signal)}"
     else:
         how = f"ended with exit status {item.status}"
-    more = "" if not others else f", and {others} more after it"
-    return f"{who} on {node} {how}{more}"
+    later_exits = "" if not other_count else f", and {other_count} more after it"
+    return f"{process_name} on {node} {how}{later_exits}"

@@ -129,8 +129,8 @@ def find_slowdown_contradiction(
     if slowdown * parallel_efficiency > 1.0 + TOLERANCE:
         return MORE_THAN_WORK
     idle = 1.0 / slowdown - parallel_efficiency
-    other = max(1.0 - parallel_efficiency - uneven_ratio, 0.0)
-    return UNEXPLAINED_IDLE if idle > MAX_IDLE_FACTOR * other + TOLERANCE else ""
+    other_ratio = max(1.0 - parallel_efficiency - uneven_ratio, 0.0)
+    return UNEXPLAINED_IDLE if idle > MAX_IDLE_FACTOR * other_ratio + TOLERANCE else ""
 
 
 def _compute_uneven_ratio(ranks: Sequence[RankResult]) -> float:

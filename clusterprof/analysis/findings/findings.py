@@ -90,8 +90,11 @@ def classify_visibility(ranks: Sequence[RankResult], is_matched: bool) -> Visibi
     if not all(rank.ledger.source in ("stream-events", "device-samples") for rank in ranks):
         return None
     for rank in ranks:
-        seen = by_job[rank.job_position.job, rank.job_position.rendezvous]
-        if rank.job_position.world_size is not None and len(seen) < rank.job_position.world_size:
+        recorded = by_job[rank.job_position.job, rank.job_position.rendezvous]
+        if (
+            rank.job_position.world_size is not None
+            and len(recorded) < rank.job_position.world_size
+        ):
             return "partial"
     if not all(rank.marked for rank in ranks):
         return "unmarked"
@@ -170,7 +173,7 @@ def _build_culprits(
 ) -> tuple[Culprit, ...]:
     """Build the culprits of a cause, largest first."""
     culprits = []
-    for at, (rank, total) in enumerate(zip(ranks, totals)):
+    for rank_index, (rank, total) in enumerate(zip(ranks, totals)):
         own_ns, others_ns = total.own.get(id_, 0), total.others.get(id_, 0)
         if own_ns + others_ns <= 0:
             continue
@@ -179,8 +182,8 @@ def _build_culprits(
             culprit = replace(
                 culprit,
                 others_ns=others_ns,
-                victims=observer.victim_count(at) if others_ns else 0,
-                recoverable_ns=observer.recoverable_ns(at, leaves, own_ns),
+                victims=observer.victim_count(rank_index) if others_ns else 0,
+                recoverable_ns=observer.recoverable_ns(rank_index, leaves, own_ns),
             )
         culprits.append((own_ns + others_ns, rank, culprit))
     culprits.sort(key=lambda line: (-line[0], _get_identity(line[1].ledger)))

@@ -73,18 +73,18 @@ class LossRows:
         return self.whole[rows].sum(axis=0), self.rest[rows].sum(axis=0)
 
 
-def align_to_bins(edges_ns: Int, whole: Int, rest: Int, at_ns: Int) -> tuple[Int, Int]:
+def align_to_bins(edges_ns: Int, whole_ns: Int, fraction: Int, at_ns: Int) -> tuple[Int, Int]:
     """Convert amounts between `edges_ns` into amounts between `at_ns`.
 
-    edges_ns: int64[n + 1], at_ns: int64[bins + 1], ns. whole, rest: int64[rows, n], ns and 1/SHARE
-    ns. Returns int64[rows, bins] of both. Amounts outside the first and the last of `at_ns` go to
-    the nearest bin; where edges differ, amounts are taken as even.
+    edges_ns: int64[n + 1], at_ns: int64[bins + 1]. whole_ns, fraction: int64[rows, n], ns and
+    1/SHARE ns. Returns int64[rows, bins] of both. Amounts outside the first and the last of `at_ns`
+    go to the nearest bin; where edges differ, amounts are taken as even.
     """
     row = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, edges_ns.size - 2)
     length = np.maximum(edges_ns[row + 1] - edges_ns[row], 1)
     part = np.clip((at_ns - edges_ns[row]) / length, 0.0, 1.0)
     out = []
-    for amounts in (whole, rest):
+    for amounts in (whole_ns, fraction):
         before = np.concatenate([np.zeros((len(amounts), 1), np.int64), amounts], axis=1)
         before = np.cumsum(before, axis=1)
         until = before[:, row] + np.floor(amounts[:, row] * part).astype(np.int64)
@@ -93,15 +93,15 @@ def align_to_bins(edges_ns: Int, whole: Int, rest: Int, at_ns: Int) -> tuple[Int
     return out[0], out[1]
 
 
-def split_own_and_waiting(rank: RankResult, own: Amounts) -> dict[str, int]:
+def split_own_and_waiting(rank: RankResult, own_ns: Amounts) -> dict[str, int]:
     """Split a rank's lost time into its own ledger lines and `WAITING`.
 
-    own: CulpritTotals.own. Together the lines are its lost time in ns, and none
+    own_ns: CulpritTotals.own. Together the lines are its lost time in ns, and none
     is negative.
     """
-    lines = dict(own)
-    left = min(dict(rank.reasons).get(PEERS_LEFT, 0), max(lines.get(UNATTRIBUTED, 0), 0))
-    lines[UNATTRIBUTED] = lines.get(UNATTRIBUTED, 0) - left
+    lines = dict(own_ns)
+    waiting_ns = min(dict(rank.reasons).get(PEERS_LEFT, 0), max(lines.get(UNATTRIBUTED, 0), 0))
+    lines[UNATTRIBUTED] = lines.get(UNATTRIBUTED, 0) - waiting_ns
     lines[WAITING_FOR_RANKS] = rank.ledger.lost_ns - sum(lines.values())
     for name in [name for name, ns in lines.items() if ns < 0]:
         most = max(lines, key=lambda name: lines[name])
@@ -110,20 +110,20 @@ def split_own_and_waiting(rank: RankResult, own: Amounts) -> dict[str, int]:
     return {name: ns for name, ns in lines.items() if ns}
 
 
-def allocate_lost_time(rank: RankResult, own: Amounts, rows: LossRows) -> dict[str, Int]:
+def allocate_lost_time(rank: RankResult, own_ns: Amounts, rows: LossRows) -> dict[str, Int]:
     """Allocate a rank's lost time to time bins, by ledger line.
 
     Returns int64[bins] per line, ns; the sums are those of its ledger to the ns.
     """
-    lines = split_own_and_waiting(rank, own)
+    lines = split_own_and_waiting(rank, own_ns)
     profiles = _build_profiles(rank, lines, rows)
     all_rows = rows.sum(tuple(name for name in rows.names if name not in (IN_STEP, SUSPECTED_LOSS)))
     out = {}
     for name, ns in lines.items():
-        whole, rest = profiles.get(name, all_rows)
-        if not (whole.any() or rest.any()):
-            whole, rest = all_rows if all_rows[0].any() else rows.sum((IN_STEP,))
-        out[name] = allocate_by_weight(ns, whole, rest)
+        whole_ns, fraction = profiles.get(name, all_rows)
+        if not (whole_ns.any() or fraction.any()):
+            whole_ns, fraction = all_rows if all_rows[0].any() else rows.sum((IN_STEP,))
+        out[name] = allocate_by_weight(ns, whole_ns, fraction)
     _settle_rounding(out, rows.sum((IN_STEP,))[0])
     return out
 
@@ -133,10 +133,10 @@ def _build_profiles(
 ) -> dict[str, tuple[Int, Int]]:
     """Build for each line the rows that show when its time was lost."""
     named = {leaf for bucket in rank.buckets for leaf in bucket.causes}
-    known = set(rows.names)
+    row_names = set(rows.names)
     profiles = {}
     for bucket in rank.buckets:
-        leaves = tuple(leaf for leaf in bucket.causes if leaf in known)
+        leaves = tuple(leaf for leaf in bucket.causes if leaf in row_names)
         if not leaves and bucket.id in _CAUSE_BEFORE:
             leaves = (_CAUSE_BEFORE[bucket.id],)
         profiles[bucket.id] = rows.sum(leaves)
@@ -149,46 +149,47 @@ def _build_profiles(
     )
     waited = rows.sum(pool)
     profiles[WAITING_FOR_RANKS] = waited
-    rest = rows.sum((UNEXPLAINED, *unsure))
+    unexplained = rows.sum((UNEXPLAINED, *unsure))
     pooled = int(waited[0].sum())
     over = max(pooled - lines.get(WAITING_FOR_RANKS, 0), 0)
     if over > 1:  # part of what may have been waiting was none: it has no cause
-        rest = (rest[0] + allocate_by_weight(over, *waited), rest[1])
-    profiles[UNATTRIBUTED] = rest
+        unexplained = (unexplained[0] + allocate_by_weight(over, *waited), unexplained[1])
+    profiles[UNATTRIBUTED] = unexplained
     return profiles
 
 
 def is_busy_wait_counted(rank: RankResult, rows: LossRows) -> bool:
     """Return whether suspected busy-waiting counts as lost time of a rank."""
     names = tuple(name for name in rows.names if name != IN_STEP)
-    whole, rest = rows.sum(names)
+    whole_ns, fraction = rows.sum(names)
     suspected = int(rows.sum((SUSPECTED_LOSS,))[0].sum())
     return (
-        rank.ledger.lost_ns > int(whole.sum()) + int(rest.sum()) // SHARE_SCALE - suspected // 2 - 1
+        rank.ledger.lost_ns
+        > int(whole_ns.sum()) + int(fraction.sum()) // SHARE_SCALE - suspected // 2 - 1
     )
 
 
-def allocate_by_weight(total_ns: int, whole: Int, rest: Int) -> Int:
+def allocate_by_weight(total_ns: int, whole_ns: Int, fraction: Int) -> Int:
     """Allocate whole ns in proportion to amounts; the largest remainders are rounded up.
 
-    10 by 1.5, 1.5 and 2.0 is 3, 3 and 4. whole, rest: int64[n], ns and 1/SHARE ns. Returns
-    int64[n], whose sum is total_ns.
+    10 by 1.5, 1.5 and 2.0 is 3, 3 and 4. whole_ns, fraction: int64[n], ns and 1/SHARE ns.
+    Returns int64[n], whose sum is total_ns.
     """
-    out = whole + rest // SHARE_SCALE
-    left = rest % SHARE_SCALE
-    difference = (total_ns - int(whole.sum())) * SHARE_SCALE - int(rest.sum())
+    out = whole_ns + fraction // SHARE_SCALE
+    remainders = fraction % SHARE_SCALE
+    difference = (total_ns - int(whole_ns.sum())) * SHARE_SCALE - int(fraction.sum())
     if abs(difference) < SHARE_SCALE:
         missing = total_ns - int(out.sum())
-        out[np.argsort(-left, kind="stable")[:missing]] += 1
+        out[np.argsort(-remainders, kind="stable")[:missing]] += 1
         return out
-    weights = [int(a) * SHARE_SCALE + int(b) for a, b in zip(whole.tolist(), rest.tolist())]
+    weights = [int(a) * SHARE_SCALE + int(b) for a, b in zip(whole_ns.tolist(), fraction.tolist())]
     total_weight = sum(weights)
     if not total_weight:
         weights, total_weight = [1] * len(weights), len(weights)
     parts = [divmod(total_ns * weight, total_weight) for weight in weights]
     out = np.array([part for part, _ in parts], np.int64)
     missing = total_ns - int(out.sum())
-    order = sorted(range(len(parts)), key=lambda at: (-parts[at][1], at))
+    order = sorted(range(len(parts)), key=lambda index: (-parts[index][1], index))
     out[order[:missing]] += 1
     return out
 
@@ -198,18 +199,18 @@ def _settle_rounding(lost: dict[str, Int], in_step: Int) -> None:
     if not lost:
         return
     over = sum(lost.values()) - in_step
-    for at in np.flatnonzero(over > 0).tolist():
-        for name in sorted(lost, key=lambda name: -int(lost[name][at])):
+    for bin_index in np.flatnonzero(over > 0).tolist():
+        for name in sorted(lost, key=lambda name: -int(lost[name][bin_index])):
             room = np.flatnonzero(over < 0)
-            for to in room[np.argsort(np.abs(room - at), kind="stable")].tolist():
-                moved = min(int(over[at]), -int(over[to]), int(lost[name][at]))
-                lost[name][at] -= moved
+            for to in room[np.argsort(np.abs(room - bin_index), kind="stable")].tolist():
+                moved = min(int(over[bin_index]), -int(over[to]), int(lost[name][bin_index]))
+                lost[name][bin_index] -= moved
                 lost[name][to] += moved
-                over[at] -= moved
+                over[bin_index] -= moved
                 over[to] += moved
-                if over[at] <= 0:
+                if over[bin_index] <= 0:
                     break
-            if over[at] <= 0:
+            if over[bin_index] <= 0:
                 break
 
 
@@ -230,24 +231,24 @@ def find_early_ends(
     """
     ends: dict[int, int] = {}
     for rank in ranks:
-        bins_with_steps = [at for at, ns in enumerate(rank.in_step_ns) if ns]
+        bins_with_steps = [index for index, ns in enumerate(rank.in_step_ns) if ns]
         if bins_with_steps:
             end_ns = begin_ns + (bins_with_steps[-1] + 1) * stretch_ns
-            known = step_every == 1 and rank.step_ends_ns
-            ends[rank.rank] = min(end_ns, rank.step_ends_ns[-1]) if known else end_ns
+            has_step_ends = step_every == 1 and rank.step_ends_ns
+            ends[rank.rank] = min(end_ns, rank.step_ends_ns[-1]) if has_step_ends else end_ns
     last: dict[tuple[int, str, int | None, int], int] = {}
-    for at, end_ns in ends.items():
-        last[_get_rank_identity(results[at])] = max(
-            last.get(_get_rank_identity(results[at]), 0), end_ns
+    for index, end_ns in ends.items():
+        last[_get_rank_identity(results[index])] = max(
+            last.get(_get_rank_identity(results[index]), 0), end_ns
         )
     jobs: dict[int, int] = {}
     for identity, end_ns in last.items():
         jobs[identity[0]] = max(jobs.get(identity[0], 0), end_ns)
     return tuple(
-        (at, end_ns)
-        for at, end_ns in sorted(ends.items())
-        if last[_get_rank_identity(results[at])] == end_ns
-        and end_ns < jobs[results[at].job] - EARLY_RATIO * (jobs[results[at].job] - begin_ns)
+        (index, end_ns)
+        for index, end_ns in sorted(ends.items())
+        if last[_get_rank_identity(results[index])] == end_ns
+        and end_ns < jobs[results[index].job] - EARLY_RATIO * (jobs[results[index].job] - begin_ns)
     )
 
 
@@ -274,7 +275,7 @@ def build_history(across: JobState, spill: SpillLocation, windowed: bool = False
     windowed: only a part of the run was analyzed.
     """
     nodes = across.nodes
-    pairs = [(at, rank) for at, node in enumerate(nodes) for rank in node.ranks]
+    pairs = [(node_number, rank) for node_number, node in enumerate(nodes) for rank in node.ranks]
     ranks = [rank for _, rank in pairs]
     if across.clock is None or all(rank.history is None for rank in ranks):
         return History(None, 0, 0, (), why_missing=_NO_STEPS)
@@ -294,8 +295,8 @@ def _build_from_tables(
 ) -> History:
     results = [rank for _, rank in pairs]
     tables = [_load_rank_table(node, rank, clock, reader) for node, rank in pairs]
-    known = [table for table in tables if table is not None]
-    if not known:
+    present = [table for table in tables if table is not None]
+    if not present:
         why = next(
             (
                 rank.history.missing_reason
@@ -306,21 +307,22 @@ def _build_from_tables(
         )
         return History(None, 0, 0, (), why_missing=why)
     start_ns = min(
-        _find_run_start_ns(across.nodes, clock), *(int(table.edges[0]) for table in known)
+        _find_run_start_ns(across.nodes, clock), *(int(table.edges[0]) for table in present)
     )
-    begin_ns = (min(int(table.edges[0]) for table in known) - start_ns) if windowed else 0
-    end_ns = max(int(table.edges[-1]) for table in known) - start_ns
+    begin_ns = (min(int(table.edges[0]) for table in present) - start_ns) if windowed else 0
+    end_ns = max(int(table.edges[-1]) for table in present) - start_ns
     most = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // len(results)))
-    length = min(MIN_BIN_NS, *(table.times.bin_ns for table in known))
+    length = min(MIN_BIN_NS, *(table.times.bin_ns for table in present))
     while -(-end_ns // length) - begin_ns // length > most:
         length *= 2
     first, count = begin_ns // length, -(-end_ns // length) - begin_ns // length
     at_ns = start_ns + (first + np.arange(count + 1)) * length
     stride = _choose_step_stride(results)
-    own = [totals.own for totals in compute_culprit_totals(results)]
+    own_ns = [totals.own for totals in compute_culprit_totals(results)]
+    context = stride, start_ns, reader
     ranks = tuple(
-        _build_rank_history(at, results[at], table, own[at], at_ns, (stride, start_ns, reader))
-        for at, table in enumerate(tables)
+        _build_rank_history(index, results[index], table, own_ns[index], at_ns, context)
+        for index, table in enumerate(tables)
     )
     ended = find_early_ends(ranks, results, first * length, length, stride)
     events = _EventBuilder(pairs, clock, start_ns, reader)
@@ -376,18 +378,18 @@ def _load_rank_table(
 
 
 def _build_rank_history(
-    at: int,
+    rank_index: int,
     rank: RankResult,
     table: _RankTable | None,
-    own: Mapping[str, int],
+    rank_own_ns: Mapping[str, int],
     at_ns: Int,
     marks: tuple[int, int, SpillReader],
 ) -> RankHistory:
     if table is None:
-        none = (0,) * (at_ns.size - 1)
-        return RankHistory(at, none, (), ())
+        zeros = (0,) * (at_ns.size - 1)
+        return RankHistory(rank_index, zeros, (), ())
     rows = LossRows(table.times.names, *align_to_bins(table.edges, *table.read_amounts(), at_ns))
-    lost = allocate_lost_time(rank, own, rows)
+    lost = allocate_lost_time(rank, rank_own_ns, rows)
     order = sorted(lost, key=lambda name: (-int(lost[name].sum()), name))
     stride, start_ns, reader = marks
     ends = [
@@ -396,7 +398,7 @@ def _build_rank_history(
     ]
     own_ns = np.concatenate([np.zeros(0, np.int64), *ends])
     return RankHistory(
-        rank=at,
+        rank=rank_index,
         in_step_ns=tuple(rows.sum((IN_STEP,))[0].tolist()),
         lost=tuple((name, tuple(lost[name].tolist())) for name in order),
         step_ends_ns=tuple((table.clock.to_common_ns(table.node, own_ns) - start_ns).tolist()),
@@ -418,9 +420,9 @@ def _choose_step_stride(ranks: Sequence[RankResult]) -> int:
 def _find_run_start_ns(nodes: Sequence[NodeResult], clock: NodeClockAlignment) -> int:
     """Find the start of the first recording on the clock of the run, ns."""
     starts = []
-    for at, node in enumerate(nodes):
+    for node_number, node in enumerate(nodes):
         begin = node.loaded.header.started.get("monotonic_ns", node.loaded.first_ns)
-        starts.append(int(clock.to_common_ns(at, np.array([int(begin)]))[0]))
+        starts.append(int(clock.to_common_ns(node_number, np.array([int(begin)]))[0]))
     return min(starts)
 
 
@@ -447,7 +449,7 @@ class _EventBuilder:
         if observer is None:
             return ()
         ranks = [rank for _, rank in self.pairs]
-        named = {at for at, rank in enumerate(ranks) if rank.culprit_ns}
+        named = {rank_index for rank_index, rank in enumerate(ranks) if rank.culprit_ns}
         ids = choose_reported_ids(ranks)
         out = [
             Wait(
@@ -462,12 +464,15 @@ class _EventBuilder:
         ]
         return tuple(sorted(out, key=lambda wait: (wait.start_ns, wait.victim)))
 
-    def _to_run_ns(self, at: int, t_ns: int) -> int:
-        return int(self.clock.to_common_ns(self.pairs[at][0], np.array([t_ns]))[0]) - self.start_ns
+    def _to_run_ns(self, rank_index: int, t_ns: int) -> int:
+        return (
+            int(self.clock.to_common_ns(self.pairs[rank_index][0], np.array([t_ns]))[0])
+            - self.start_ns
+        )
 
-    def _find_step(self, at: int, t_ns: int) -> int | None:
+    def _find_step(self, rank_index: int, t_ns: int) -> int | None:
         """Return the step of a rank at an instant of its own clock; None = outside its steps."""
-        times = self.pairs[at][1].history
+        times = self.pairs[rank_index][1].history
         for block in times.blocks if times is not None else ():
             if block[3] > t_ns:
                 number, start, end = _load_steps(block, self.reader)
@@ -493,7 +498,7 @@ class _EventBuilder:
     ) -> list[SlowStep]:
         """Build the steps with these numbers of a job, in one pass over its ranks."""
         sums = {number: _SlowStepSum() for number in numbers}
-        for at, (_, result) in enumerate(self.pairs):
+        for rank_index, (_, result) in enumerate(self.pairs):
             if result.job != job or result.history is None:
                 continue
             columns: dict[int, int] = {}
@@ -506,17 +511,17 @@ class _EventBuilder:
             for number, column in columns.items():
                 _, start_ns, duration_ns, *amounts = result.history.slowest[:, column].tolist()
                 step = sums[number]
-                step.longest = max(step.longest, (duration_ns, -at, start_ns))
-                step.rank = last.get((at, start_ns), step.rank)
+                step.longest = max(step.longest, (duration_ns, -rank_index, start_ns))
+                step.rank = last.get((rank_index, start_ns), step.rank)
                 for id_, ns in zip(lines, amounts):
                     if id_ and ns:
                         step.lost[id_] = step.lost.get(id_, 0) + ns
         return [self._finish_slow_step(number, step) for number, step in sums.items()]
 
     def _finish_slow_step(self, number: int, step: _SlowStepSum) -> SlowStep:
-        duration, at, start = step.longest[0], -step.longest[1], step.longest[2]
+        duration, rank_index, start = step.longest[0], -step.longest[1], step.longest[2]
         lines = tuple(sorted(step.lost.items(), key=lambda line: (-line[1], line[0])))
-        return SlowStep(number, self._to_run_ns(at, start), duration, step.rank, lines)
+        return SlowStep(number, self._to_run_ns(rank_index, start), duration, step.rank, lines)
 
 
 @dataclass(slots=True)

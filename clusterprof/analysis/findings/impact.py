@@ -191,13 +191,13 @@ class SavingsModel:
         self._saved = np.concatenate([shortened for _, shortened in parts])
 
     def _load_own_steps(self, ranks: Sequence[RankResult]) -> None:
-        known = [rank.losses_by_time_bin for rank in ranks if rank.losses_by_time_bin is not None]
-        if not known or len({rank.job for rank in ranks}) < len(ranks):
-            self.why = NO_STEPS if not known else NOT_MATCHED
+        tables = [rank.losses_by_time_bin for rank in ranks if rank.losses_by_time_bin is not None]
+        if not tables or len({rank.job for rank in ranks}) < len(ranks):
+            self.why = NO_STEPS if not tables else NOT_MATCHED
             return
         self._names = CLAIMABLE_CAUSES
-        self._length = np.concatenate([length for length, _ in known])
-        saved = np.concatenate([saved for _, saved in known])
+        self._length = np.concatenate([length for length, _ in tables])
+        saved = np.concatenate([saved for _, saved in tables])
         self._saved = np.pad(saved, ((0, 0), (0, EXTRA_COLUMNS - 1)))
 
     def estimate(self, id_: str, leaves: Collection[str]) -> Savings:
@@ -219,8 +219,8 @@ class SavingsModel:
         if self.why or not self.has_groups or (is_work and not self._are_gaps_waits()):
             return Savings(None, why=self.why or NOT_REPLAYED)
         columns = [
-            CULPRITS + at
-            for at, (culprit, column) in enumerate(self._culprits)
+            CULPRITS + number
+            for number, (culprit, column) in enumerate(self._culprits)
             if culprit == rank
             and (is_work if column == WORK else self._names[column] in leaves and not is_work)
         ]
@@ -253,17 +253,17 @@ class SavingsModel:
         """Estimate the time saved without several causes at once: (cause, its leaf causes) each."""
         if self.why:
             return Savings(None, why=self.why)
-        own = {leaf for _, leaves in causes for leaf in leaves if leaf in self._names}
+        own_leaves = {leaf for _, leaves in causes for leaf in leaves if leaf in self._names}
         ns: Float = np.zeros(self._length.size)
-        for leaf in own:
+        for leaf in own_leaves:
             ns = np.asarray(self._saved[:, self._names.index(leaf)], np.float64)
-        if len(own) > 1:
+        if len(own_leaves) > 1:
             ns = np.asarray(self._saved[:, ALL], np.float64)
-        transfer_part = self._host_overhead.get_delayed_part(own, self._lost_ns)
+        transfer_part = self._host_overhead.get_delayed_part(own_leaves, self._lost_ns)
         for id_, leaves in causes:
             if _is_network_id(id_):
                 transfer_part += self._transfer_part(id_)
-            elif own.isdisjoint(leaves) and id_ not in (BUBBLE, UNKNOWN_PEER):
+            elif own_leaves.isdisjoint(leaves) and id_ not in (BUBBLE, UNKNOWN_PEER):
                 ns = ns + self._column(id_, leaves)
         ns = ns + self._saved[:, MOVED] * min(transfer_part, 1.0)
         return self._with_bounds(np.minimum(ns, self._length))
@@ -277,9 +277,9 @@ class SavingsModel:
             if self.has_groups and self._are_gaps_waits():
                 saved = self._saved[:, EVEN] - self._saved[:, GAPS]
             return np.asarray(saved * self._work_part(id_), np.float64)
-        own = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
-        each = self._saved[:, own].sum(axis=1).astype(np.float64)
-        each = each if len(own) < 2 else np.minimum(each, self._saved[:, ALL])
+        columns = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
+        each = self._saved[:, columns].sum(axis=1).astype(np.float64)
+        each = each if len(columns) < 2 else np.minimum(each, self._saved[:, ALL])
         return each + self._saved[:, MOVED] * self._host_overhead.get_delayed_part(
             leaves, self._lost_ns
         )
@@ -364,13 +364,15 @@ def compute_rate(ranks: Sequence[RankResult], job_ns: int | None, unit: str) -> 
     if not job_ns:
         return Rate(None, NO_STEPS)
     totals = sum_field((rank.accumulator for rank in ranks), "totals")
-    count, known = totals.get(unit, 0), totals.get(f"{unit}_steps", 0)
-    steps = known + totals.get(f"{unit}_unknown_steps", 0)
-    if not known or not count:
+    count, known_steps = totals.get(unit, 0), totals.get(f"{unit}_steps", 0)
+    steps = known_steps + totals.get(f"{unit}_unknown_steps", 0)
+    if not known_steps or not count:
         return Rate(None, f"the steps do not report how many {unit} they held")
-    if known < MIN_KNOWN_STEPS_RATIO * steps:
-        return Rate(None, f"only {known:,} of {steps:,} steps report how many {unit} they held")
-    return Rate(count * (steps / known) / (job_ns / 1e9))
+    if known_steps < MIN_KNOWN_STEPS_RATIO * steps:
+        return Rate(
+            None, f"only {known_steps:,} of {steps:,} steps report how many {unit} they held"
+        )
+    return Rate(count * (steps / known_steps) / (job_ns / 1e9))
 
 
 HOUR_NS = 3600 * 10**9
@@ -409,7 +411,7 @@ def build_impact(
         if impact.saved_ns is not None and finding.cause.id != TRANSFER_ID
     ]
     all_savings = model.estimate_all(fixable) if fixable else Savings(None, why=model.why)
-    samples, tokens = (compute_rate(ranks, model.job_ns, what) for what in ("samples", "tokens"))
+    samples, tokens = (compute_rate(ranks, model.job_ns, unit) for unit in ("samples", "tokens"))
     impact = Impact(
         price_per_gpu_hour=price,
         currency=str(facts.get("currency", "USD")),

@@ -138,8 +138,8 @@ def _list_processes(node: NodeResult) -> Iterable[_Process]:
     progress = {(item.pid, item.started_ticks): item for item in node.progress}
     for rank in node.ranks:
         key = rank.ledger.pid, rank.started_ticks
-        own = progress.get(key) or ProcessProgress(*key)
-        yield _Process(node, rank, rank.first_ns + ahead_ns, rank.last_ns + ahead_ns, own)
+        own_progress = progress.get(key) or ProcessProgress(*key)
+        yield _Process(node, rank, rank.first_ns + ahead_ns, rank.last_ns + ahead_ns, own_progress)
 
 
 def is_one_job(nodes: Sequence[NodeResult]) -> bool:
@@ -151,8 +151,8 @@ def is_one_job(nodes: Sequence[NodeResult]) -> bool:
     ids, names = set(), set()
     for node in nodes:
         launcher = node.loaded.header.launcher
-        job, _, rest = str(launcher.get("job") or "").partition("@")
-        ids.add((_strip_restart(job), bool(launcher.get("named")), bool(rest)))
+        job, _, suffix = str(launcher.get("job") or "").partition("@")
+        ids.add((_strip_restart(job), bool(launcher.get("named")), bool(suffix)))
         names.add(_find_variable(node, "SLURM_JOB_NAME"))
     return len(ids) == 1 or (len(names) == 1 and "" not in names)
 
@@ -166,9 +166,9 @@ def _strip_restart(job: str) -> str:
 
 def _find_variable(node: NodeResult, name: str) -> str:
     """Return a variable of the recorder or of its ranks; "" if none has it."""
-    own = node.loaded.header.launcher.get("variables")
+    recorder_variables = node.loaded.header.launcher.get("variables")
     sources = [
-        own if isinstance(own, Mapping) else {},
+        recorder_variables if isinstance(recorder_variables, Mapping) else {},
         *(rank.launcher_variables for rank in node.ranks),
     ]
     return next((str(source[name]) for source in sources if source.get(name)), "")
@@ -196,20 +196,20 @@ def _assign_slots(processes: Sequence[_Process]) -> list[list[_Process]] | None:
     two processes of a rank ran at the same time.
     """
     numbered: dict[int, list[_Process]] = {}
-    others: list[list[_Process]] = []
+    unnumbered: list[list[_Process]] = []
     for process in sorted(processes, key=lambda process: process.start_ns):
         rank = process.result.job_position.rank
         if rank is not None:
             process.attempt = process.result.job, -1
             numbered.setdefault(rank, []).append(process)
             continue
-        is_free = (slot for slot in others if not _overlap(slot[-1], process))
+        is_free = (slot for slot in unnumbered if not _overlap(slot[-1], process))
         slot = next(is_free, None)
         if slot is None:
-            others.append(slot := [])
+            unnumbered.append(slot := [])
         slot.append(process)
         process.attempt = process.result.job, len(slot) - 1
-    slots = [*(numbered[rank] for rank in sorted(numbered)), *others]
+    slots = [*(numbered[rank] for rank in sorted(numbered)), *unnumbered]
     is_clear = not any(_overlap(*pair) for slot in slots for pair in pairwise(slot))
     return slots if is_clear else None
 
@@ -358,17 +358,17 @@ def _estimate_repeated_time(process: _Process, training_ns: int) -> int:
     Exact to the step in runs of up to 128 steps. In longer runs a block of steps may lie on both
     sides: its time is divided by the number of steps.
     """
-    blocks, left = process.result.blocks, process.repeated
-    if blocks is None or not left:
+    blocks, remaining_steps = process.result.blocks, process.repeated
+    if blocks is None or not remaining_steps:
         return 0
     sums = blocks.sums
     work = [max(int(ns), 0) for ns in sums[TIME] - sums[LOST_ROW]]
     repeated_ns = 0
     for steps, ns in zip(reversed(sums[STEPS].tolist()), reversed(work)):
-        taken = min(steps, left)
-        repeated_ns += ns * taken // steps if steps else ns
-        left -= taken
-        if not left:
+        counted_steps = min(steps, remaining_steps)
+        repeated_ns += ns * counted_steps // steps if steps else ns
+        remaining_steps -= counted_steps
+        if not remaining_steps:
             break
     return training_ns * repeated_ns // max(sum(work), 1)
 
@@ -385,7 +385,7 @@ def _list_attempts(slots: Sequence[Sequence[_Process]], begin_ns: int) -> tuple[
 
 def _summarize_attempt(processes: Sequence[_Process], begin_ns: int) -> Attempt:
     repeated = [process.repeated for process in processes]
-    known = [count for count in repeated if count is not None]
+    known_counts = [count for count in repeated if count is not None]
     firsts = [process.progress.first_job_step for process in processes]
     numbers = [first for first in firsts if first is not None]
     return Attempt(
@@ -394,7 +394,7 @@ def _summarize_attempt(processes: Sequence[_Process], begin_ns: int) -> Attempt:
         ranks=len(processes),
         steps=max(process.progress.steps for process in processes),
         first_job_step=min(numbers, default=None),
-        repeated_steps=max(known) if len(known) == len(repeated) else None,
+        repeated_steps=max(known_counts) if len(known_counts) == len(repeated) else None,
         ended=_describe_end(processes),
     )
 

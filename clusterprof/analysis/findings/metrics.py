@@ -109,41 +109,44 @@ def _get_unit(name: str) -> str:
     return infer_unit(name.replace(".", "_"))
 
 
-def _build_ratio(name: str, part: int, whole: int, bound: Bound = "exact") -> Metric:
-    return _build_metric(name, part / whole if whole > 0 else None, _NO_STEPS, bound)
+def _build_ratio(name: str, portion: int, total: int, bound: Bound = "exact") -> Metric:
+    return _build_metric(name, portion / total if total > 0 else None, _NO_STEPS, bound)
 
 
-def _compute_busy_ratio(whole: Accumulator) -> Metric:
-    measured, busy = whole.totals.get("measured", 0), whole.totals.get("busy", 0)
+def _compute_busy_ratio(accumulator: Accumulator) -> Metric:
+    measured, busy = accumulator.totals.get("measured", 0), accumulator.totals.get("busy", 0)
     return _build_metric("gpu.busy_ratio", busy / measured if measured > 0 else None, _NO_DEVICE)
 
 
-def _compute_sm_active_ratio(whole: Accumulator) -> Metric:
+def _compute_sm_active_ratio(accumulator: Accumulator) -> Metric:
     """Compute the share of the multiprocessors with work, mean over the time in steps."""
-    active, known = (
-        whole.utilization.get((what, 0), 0) for what in (utilization.SM, utilization.SM_KNOWN)
+    active, known_ns = (
+        accumulator.utilization.get((signal, 0), 0)
+        for signal in (utilization.SM, utilization.SM_KNOWN)
     )
-    return _build_known_ratio("gpu.sm_active_ratio", active, known, whole.totals.get("measured", 0))
+    return _build_known_ratio(
+        "gpu.sm_active_ratio", active, known_ns, accumulator.totals.get("measured", 0)
+    )
 
 
 def _compute_underuse_ratio(utilization: DeviceUtilization) -> Metric:
     """Compute how much of the devices was left empty during device work."""
-    known = utilization.well_used_ns + utilization.under_used_ns
+    known_ns = utilization.well_used_ns + utilization.under_used_ns
     return _build_known_ratio(
         "underfill.ratio",
         utilization.under_used_ns,
-        known,
+        known_ns,
         utilization.busy_ns - utilization.lost_ns,
     )
 
 
-def _build_known_ratio(name: str, part: int, known: int, whole_ns: int) -> Metric:
+def _build_known_ratio(name: str, part: int, known_ns: int, whole_ns: int) -> Metric:
     """Build a ratio that was measured for most of the time, else why it is not known."""
-    if known > 0 and known >= _MIN_KNOWN_RATIO * whole_ns:
-        return _build_metric(name, part / known)
+    if known_ns > 0 and known_ns >= _MIN_KNOWN_RATIO * whole_ns:
+        return _build_metric(name, part / known_ns)
     why = (
-        f"SM activity is known for {format_quantity(known / whole_ns, 'ratio')} of it"
-        if known
+        f"SM activity is known for {format_quantity(known_ns / whole_ns, 'ratio')} of it"
+        if known_ns
         else ""
     )
     return _build_metric(name, None, why or (_NO_SM_ACTIVITY if whole_ns > 0 else _NO_DEVICE))
@@ -151,7 +154,7 @@ def _build_known_ratio(name: str, part: int, known: int, whole_ns: int) -> Metri
 
 def _list_stall_metrics(
     ranks: Sequence[RankResult],
-    whole: Accumulator,
+    accumulator: Accumulator,
     buckets: Mapping[str, int],
     in_step_ns: int,
     bound: Bound,
@@ -165,19 +168,19 @@ def _list_stall_metrics(
         # A leaf that lacks only a counter of its own leaves its time to a sibling.
         is_unmeasured = any(
             cause in of_family
-            and cause not in whole.evaluated
+            and cause not in accumulator.evaluated
             and need in ("spans", "threads", "device")
-            for cause, need in whole.missing
+            for cause, need in accumulator.missing
         )
-        is_checked = any(id_ in whole.evaluated for id_ in of_family) and not is_unmeasured
+        is_checked = any(id_ in accumulator.evaluated for id_ in of_family) and not is_unmeasured
         by_family = unmarked and family in ("storage", "cpu")
         value = part / in_step_ns if in_step_ns > 0 and (is_checked or by_family) else None
-        why = _NO_STEPS if in_step_ns <= 0 else _explain_missing(whole, of_family)
+        why = _NO_STEPS if in_step_ns <= 0 else _explain_missing(accumulator, of_family)
         least: Bound = "at least" if by_family and bound == "exact" else bound
         out.append(_build_metric(f"stall.{family}_ratio", value, why, least))
         is_vague = family not in of_family and buckets.get(family, 0) > 0
         out += [
-            _build_leaf_metric(id_, whole, buckets, in_step_ns, bound, is_vague or unmarked)
+            _build_leaf_metric(id_, accumulator, buckets, in_step_ns, bound, is_vague or unmarked)
             for id_ in of_family
             if id_ != family
         ]
@@ -186,23 +189,23 @@ def _list_stall_metrics(
 
 def _list_cross_rank_metrics(
     ranks: Sequence[RankResult],
-    whole: Accumulator,
+    accumulator: Accumulator,
     buckets: Mapping[str, int],
     in_step_ns: int,
     bound: Bound,
 ) -> list[Metric]:
     """List the metrics that only a comparison of ranks gives; None without operations."""
-    seen = any(rank.victim_ns or rank.culprit_ns for rank in ranks)
+    has_waits = any(rank.victim_ns or rank.culprit_ns for rank in ranks)
     why = "no operations of different ranks could be matched" if in_step_ns > 0 else _NO_STEPS
     out = []
     for family in ("network", "synchronization"):
         part = sum(ns for id_, ns in buckets.items() if _get_family(id_) == family)
-        value = part / in_step_ns if seen and in_step_ns > 0 else None
+        value = part / in_step_ns if has_waits and in_step_ns > 0 else None
         out.append(_build_metric(f"stall.{family}_ratio", value, why, bound))
     for id_ in NETWORK_LIMITS:
-        if seen and in_step_ns > 0:
+        if has_waits and in_step_ns > 0:
             vague = buckets.get("network", 0) > 0
-            out.append(_build_leaf_metric(id_, whole, buckets, in_step_ns, bound, vague))
+            out.append(_build_leaf_metric(id_, accumulator, buckets, in_step_ns, bound, vague))
         else:
             out.append(_build_metric(f"stall.{id_}_ratio", None, why))
     return out
@@ -210,7 +213,7 @@ def _list_cross_rank_metrics(
 
 def _build_leaf_metric(
     id_: str,
-    whole: Accumulator,
+    accumulator: Accumulator,
     buckets: Mapping[str, int],
     in_step_ns: int,
     bound: Bound,
@@ -219,15 +222,15 @@ def _build_leaf_metric(
     name = f"stall.{id_}_ratio"
     if in_step_ns <= 0:
         return _build_metric(name, None, _NO_STEPS)
-    if id_ not in whole.evaluated:
-        return _build_metric(name, None, _explain_missing(whole, [id_]))
+    if id_ not in accumulator.evaluated:
+        return _build_metric(name, None, _explain_missing(accumulator, [id_]))
     if vague:
         return _build_metric(name, None, "some of it is known only at family level")
     return _build_metric(name, buckets.get(id_, 0) / in_step_ns, "", bound)
 
 
-def _explain_missing(whole: Accumulator, ids: list[str]) -> str:
-    needs = sorted({need for cause, need in whole.missing if cause in ids and need})
+def _explain_missing(accumulator: Accumulator, ids: list[str]) -> str:
+    needs = sorted({need for cause, need in accumulator.missing if cause in ids and need})
     return f"the recording has no {', '.join(needs)}" if needs else "no probe marked the job"
 
 
@@ -236,10 +239,10 @@ def _get_family(id_: str) -> str:
 
 
 def _compute_data_wait_ratio(
-    ranks: Sequence[RankResult], whole: Accumulator, in_step_ns: int
+    ranks: Sequence[RankResult], accumulator: Accumulator, in_step_ns: int
 ) -> Metric:
     """Compute the host time in waits for data, hidden by device work or not."""
-    value = whole.totals.get("wait", 0) / in_step_ns if in_step_ns > 0 else None
+    value = accumulator.totals.get("wait", 0) / in_step_ns if in_step_ns > 0 else None
     why = _NO_STEPS
     if not any(rank.marked for rank in ranks):
         value, why = None, "no probe marked the job"
@@ -248,14 +251,14 @@ def _compute_data_wait_ratio(
 
 def _compute_coverage_ratio(ranks: Sequence[RankResult]) -> Metric:
     window = sum(rank.ledger.window_ns for rank in ranks)
-    seen = window - sum(rank.ledger.unmeasured_ns for rank in ranks)
+    measured_ns = window - sum(rank.ledger.unmeasured_ns for rank in ranks)
     why = "no training process was recorded"
-    return _build_metric("coverage.ratio", seen / window if window > 0 else None, why)
+    return _build_metric("coverage.ratio", measured_ns / window if window > 0 else None, why)
 
 
-def _list_step_metrics(whole: Accumulator) -> list[Metric]:
-    count = sum(whole.steps.values())
-    p50, p95, p99 = (find_quantile(whole.steps, share) for share in (0.5, 0.95, 0.99))
+def _list_step_metrics(accumulator: Accumulator) -> list[Metric]:
+    count = sum(accumulator.steps.values())
+    p50, p95, p99 = (find_quantile(accumulator.steps, share) for share in (0.5, 0.95, 0.99))
     return [
         _build_metric("step.count", float(count)),
         _build_metric("step.p50_ns", p50, _NO_STEPS),
@@ -265,9 +268,11 @@ def _list_step_metrics(whole: Accumulator) -> list[Metric]:
 
 
 def _compute_recorder_cpu_ratio(nodes: Sequence[NodeFacts]) -> Metric:
-    known = [node.recorder_cpu_ratio for node in nodes if node.recorder_cpu_ratio is not None]
+    known_ratios = [
+        node.recorder_cpu_ratio for node in nodes if node.recorder_cpu_ratio is not None
+    ]
     why = "the recorder's own CPU time was not recorded"
-    return _build_metric("recorder.cpu_ratio", max(known) if known else None, why)
+    return _build_metric("recorder.cpu_ratio", max(known_ratios) if known_ratios else None, why)
 
 
 _MIN_MEASURED_RATIO = 0.9
@@ -275,11 +280,11 @@ _MIN_MEASURED_RATIO = 0.9
 
 def build_step_stats(ranks: Sequence[RankResult]) -> StepStats | None:
     """Build the sums of all ranks by block of steps; None where no rank marked steps."""
-    known = [(rank, rank.blocks) for rank in ranks if rank.blocks is not None]
-    if not known:
+    with_blocks = [(rank, rank.blocks) for rank in ranks if rank.blocks is not None]
+    if not with_blocks:
         return None
-    width = max(blocks.width for _, blocks in known)
-    wide = [(rank, blocks.widen(width)) for rank, blocks in known]
+    width = max(blocks.width for _, blocks in with_blocks)
+    wide = [(rank, blocks.widen(width)) for rank, blocks in with_blocks]
     n = max(blocks.count_blocks() for _, blocks in wide)
     in_step, sums = np.zeros(n, np.int64), np.zeros((ROWS, n), np.int64)
     claims: dict[str, Int] = {}
@@ -333,16 +338,16 @@ def _choose_block_time(sums: Int) -> Int:
     Steps divide time more finely than samples do, but only samples show how much was measured.
     sums: int64[ROWS, blocks] of a rank.
     """
-    seen, time = sums[MEASURED], sums[TIME]
-    return seen if 0 < seen.sum() < _MIN_MEASURED_RATIO * time.sum() else time
+    measured, time = sums[MEASURED], sums[TIME]
+    return measured if 0 < measured.sum() < _MIN_MEASURED_RATIO * time.sum() else time
 
 
 def _estimate_lost(total: int, sure: Int, suspected: Int | None) -> Int:
     """Estimate the lost time by block, with suspected loss as far as the total includes it."""
-    more = total - int(sure.sum())
-    if suspected is None or more <= 0:
+    missing_ns = total - int(sure.sum())
+    if suspected is None or missing_ns <= 0:
         return sure
-    return sure + allocate_by_profile(min(more, int(suspected.sum())), suspected)
+    return sure + allocate_by_profile(min(missing_ns, int(suspected.sum())), suspected)
 
 
 def _sum_buckets(ranks: Iterable[RankResult]) -> Counter[str]:
@@ -358,21 +363,21 @@ def _allocate_causes(
     """Allocate every bucket to the blocks with exact sums: (cause, ns by block)."""
     waited = lost - sum(claims.values(), np.zeros_like(lost))
     profiles: dict[str, Int] = {}
-    left: dict[str, list[tuple[int, Int]]] = {}  # leaf causes reported by family
+    by_family: dict[str, list[tuple[int, Int]]] = {}  # leaf causes reported by family
     for cause, ns in claims.items():
         claimed, reported = int(ns.sum()), buckets.get(cause, 0)
         profiles[cause] = allocate_by_profile(min(reported, claimed), ns)
         if reported < claimed:
-            left.setdefault(_get_cause_family(cause), []).append((claimed - reported, ns))
+            by_family.setdefault(_get_cause_family(cause), []).append((claimed - reported, ns))
     out = []
     for cause, total in buckets.items():
-        own = profiles.get(cause, np.zeros_like(lost))
-        rest = total - int(own.sum())
-        for more, profile in left.pop(cause, []):
-            part = allocate_by_profile(min(more, rest), profile)
-            own, rest = own + part, rest - int(part.sum())
+        own_ns = profiles.get(cause, np.zeros_like(lost))
+        remaining_ns = total - int(own_ns.sum())
+        for family_ns, profile in by_family.pop(cause, []):
+            part = allocate_by_profile(min(family_ns, remaining_ns), profile)
+            own_ns, remaining_ns = own_ns + part, remaining_ns - int(part.sum())
         if cause != UNATTRIBUTED:
-            out.append((cause, own + allocate_by_profile(rest, waited)))
+            out.append((cause, own_ns + allocate_by_profile(remaining_ns, waited)))
     unexplained = lost - sum((ns for _, ns in out), np.zeros_like(lost))
     out.append((UNATTRIBUTED, allocate_by_profile(buckets.get(UNATTRIBUTED, 0), unexplained)))
     return sorted(out, key=lambda item: (-int(item[1].sum()), item[0]))

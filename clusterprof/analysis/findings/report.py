@@ -101,9 +101,9 @@ def build_job_facts(
     for rank, key in zip(ranks, processes):
         job = ranks[first_windows[key]].job  # of a second window, that of the first
         sizes[job] = sizes.get(job) or rank.job_position.world_size
-    known = [size for size in sizes.values() if size is not None]
+    known_sizes = [size for size in sizes.values() if size is not None]
     return JobFacts(
-        world_size=sum(known) if known and len(known) == len(sizes) else None,
+        world_size=sum(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None,
         gpus=len(devices),
         coverage_ratio=seen_ns / window_ns if window_ns > 0 else None,
         clock_bound_ns=clock_bound_ns,
@@ -220,7 +220,7 @@ def _parse_frameworks(frameworks: object) -> list[tuple[str, str, str]]:
 def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
     """Count the devices of each model that the ranks used."""
     out: Counter[str] = Counter()
-    seen = set()
+    counted = set()
     for node in nodes:
         names = {
             str(device.get("id")): str(device.get("name") or "")
@@ -229,8 +229,8 @@ def _count_models(nodes: Sequence[NodeResult]) -> Counter[str]:
         for rank in node.ranks:
             device = rank.ledger.device
             node_device = (node.facts.boot_id or node.facts.key, device)
-            if device and node_device not in seen:
-                seen.add(node_device)
+            if device and node_device not in counted:
+                counted.add(node_device)
                 out[names.get(device, "")] += 1
     return Counter({name: count for name, count in out.items() if name})
 
@@ -242,9 +242,9 @@ def _compute_medians_per_step(ranks: Sequence[RankResult]) -> list[float | None]
         sums = None if rank.blocks is None else rank.blocks.sums  # unpacked once for both
         counted = 0 if sums is None else int(sums[REPORTED].sum())
         if sums is not None and counted:
-            for row, own in zip((SAMPLES, TOKENS), values):
-                own.append(int(sums[row].sum()) / counted)
-    return [float(median(own)) or None if own else None for own in values]
+            for row, per_step in zip((SAMPLES, TOKENS), values):
+                per_step.append(int(sums[row].sum()) / counted)
+    return [float(median(per_step)) or None if per_step else None for per_step in values]
 
 
 def _sort_distinct(words: Iterable[str]) -> tuple[str, ...]:

@@ -79,17 +79,17 @@ def _with_finding_savings(
         _cap_culprit_savings(culprit, saved_ns, len(finding.culprits))
         for culprit in finding.culprits
     )
-    more = (
+    why_more = (
         _explain_extra_savings(finding, gpus)
         if saved_ns > MIN_EXTRA_RATIO * finding.lost_ns
         else ""
     )
-    if more and len(culprits) > 1 and not replayed:
+    if why_more and len(culprits) > 1 and not replayed:
         # Of one of several culprits attribution knows only the waiting time. Next to these savings
         # fixing the culprit of nearly all of it would seem to save less than it caused.
         culprits = tuple(replace(culprit, recoverable_ns=None) for culprit in culprits)
     return replace(
-        finding, recoverable_ns=saved_ns, culprits=culprits, why_savings_exceed_loss=more
+        finding, recoverable_ns=saved_ns, culprits=culprits, why_savings_exceed_loss=why_more
     )
 
 

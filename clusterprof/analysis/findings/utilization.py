@@ -87,7 +87,7 @@ def build_device_utilization(ranks: Sequence[RankResult]) -> DeviceUtilization:
 
 def _build_rank_utilization(rank: RankResult) -> RankUtilization:
     sums, ledger = rank.accumulator.utilization, rank.ledger
-    work, active = (sums.get((what, 0), 0) for what in (utilization.WORK, utilization.ACTIVE))
+    work, active = (sums.get((signal, 0), 0) for signal in (utilization.WORK, utilization.ACTIVE))
     unmeasured = {why: ns for why in utilization.UNMEASURED if (ns := sums.get((why, 0), 0))}
     if not sums.get((utilization.SM_KNOWN, 0), 0) and utilization.NO_READING in unmeasured:
         missing = unmeasured.pop(utilization.NO_READING)  # a column without a single reading
@@ -114,7 +114,7 @@ def _build_rank_utilization(rank: RankResult) -> RankUtilization:
 
 
 def _build_levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> UtilizationLevels:
-    means = {what: _compute_share(sums, what) for what in utilization.MEAN_SIGNALS}
+    means = {signal: _compute_share(sums, signal) for signal in utilization.MEAN_SIGNALS}
     totals = _get_histogram(sums, utilization.MEMORY_TOTAL)
     used = _get_histogram(sums, utilization.MEMORY)
     size = max(totals) if totals else None
@@ -131,27 +131,27 @@ def _build_levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -
     )
 
 
-def _compute_share(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
+def _compute_share(sums: Mapping[tuple[str, int], int], signal: str) -> float | None:
     """Compute the mean of a share over the time for which it is known."""
-    mean = _compute_mean(sums, what)
+    mean = _compute_mean(sums, signal)
     return None if mean is None else min(1.0, mean)
 
 
-def _compute_mean(sums: Mapping[tuple[str, int], int], what: str) -> float | None:
-    known = sums.get((what + utilization.KNOWN_SUFFIX, 0), 0)
-    return sums.get((what, 0), 0) / known if known else None
+def _compute_mean(sums: Mapping[tuple[str, int], int], signal: str) -> float | None:
+    known_ns = sums.get((signal + utilization.KNOWN_SUFFIX, 0), 0)
+    return sums.get((signal, 0), 0) / known_ns if known_ns else None
 
 
-def _get_histogram(sums: Mapping[tuple[str, int], int], what: str) -> dict[int, int]:
-    return {level: ns for (name, level), ns in sums.items() if name == what}
+def _get_histogram(sums: Mapping[tuple[str, int], int], signal: str) -> dict[int, int]:
+    return {level: ns for (name, level), ns in sums.items() if name == signal}
 
 
 def _compute_p90(levels: Mapping[int, int]) -> float | None:
     """Compute the level that nine tenths of the time do not exceed, from percent to a ratio."""
-    reached, whole = 0, sum(levels.values())
+    reached, total_ns = 0, sum(levels.values())
     for level in sorted(levels):
         reached += levels[level]
-        if 10 * reached >= 9 * whole:
+        if 10 * reached >= 9 * total_ns:
             return level / 100
     return None
 
@@ -164,14 +164,14 @@ def _estimate_power_ratio(sums: Mapping[tuple[str, int], int]) -> float | None:
     )
     if drawn is None or limit is None:
         return None
-    rest = _compute_mean(sums, utilization.IDLE_POWER) or 0.0
+    idle_watts = _compute_mean(sums, utilization.IDLE_POWER) or 0.0
     busy = (
         sums.get((utilization.POWER_BUSY, 0), 0)
         / sums[utilization.POWER + utilization.KNOWN_SUFFIX, 0]
     )
-    if limit <= rest or busy <= 0:
+    if limit <= idle_watts or busy <= 0:
         return None
-    return min(1.0, max(0.0, (drawn - rest) / busy / (limit - rest)))
+    return min(1.0, max(0.0, (drawn - idle_watts) / busy / (limit - idle_watts)))
 
 
 def _choose_advice_codes(fill: RankUtilization) -> tuple[str, ...]:
@@ -229,9 +229,9 @@ def _format_advice(
     if code in ("larger-batch", "fewer-launches", "larger-kernels") and peers and measured:
         text += "; kernels of collectives may be part of it"
     sure = measured and not blind and not peers
-    known = sum(fill.well_used_ns + fill.under_used_ns for fill in fills) if measured else 1
+    known_ns = sum(fill.well_used_ns + fill.under_used_ns for fill in fills) if measured else 1
     unknown = sum(fill.unmeasured_ns for fill in fills) if measured else 0
-    score = compute_confidence_score({"B" if sure else "C": max(known, 1)}, unknown, 1.0)
+    score = compute_confidence_score({"B" if sure else "C": max(known_ns, 1)}, unknown, 1.0)
     return UtilizationAdvice(code, text, measured, score, "B" if sure else "C", len(fills))
 
 

@@ -12,12 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, overload
 
-from clusterprof.analysis.importers.core.base import (
-    Account,
-    CannotImportError,
-    ForeignFile,
-    Importer,
-)
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Importer, Source
 from clusterprof.analysis.importers.core.byte_sources import FileSource
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 
@@ -145,9 +140,7 @@ class Perfetto:
         """Return whether a file looks like a binary trace: first byte and suffix."""
         return head[:1] == b"\x0a" and path.name.endswith(_SUFFIXES)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Raise CannotImportError with the command that converts the file.
 
         Raises: CannotImportError always.

@@ -161,11 +161,8 @@ def drop_duplicate_recordings(
             None,
         )
         if again is not None:
-            name = (
-                f"pid {process.pid}"
-                if process.job_position.rank is None
-                else f"rank {process.job_position.rank}"
-            )
+            rank = process.job_position.rank
+            name = f"pid {process.pid}" if rank is None else f"rank {rank}"
             notes.append(f"{name} on {process.node} was recorded twice; it counts once")
             continue
         distinct.append(process)
@@ -304,15 +301,8 @@ def _get_job_sort_key(item: tuple[tuple[str, int | None, int], object]) -> tuple
 
 
 def _list_global_ranks(processes: Iterable[RecordedProcess]) -> tuple[int, ...]:
-    return tuple(
-        sorted(
-            {
-                process.job_position.rank
-                for process in processes
-                if process.job_position.rank is not None
-            }
-        )
-    )
+    ranks = {process.job_position.rank for process in processes}
+    return tuple(sorted(rank for rank in ranks if rank is not None))
 
 
 def _split_incarnations(
@@ -533,9 +523,8 @@ def _list_incarnations(
             failed = bool(code) or bool(signal and signal != _SIGTERM)
             failed_ns = end.exited_ns if failed and end is not None else None
             incarnation = _Incarnation(job, node.facts.boot_id or node.facts.key, rank, failed_ns)
-            out.setdefault((job.name, job.world_size, rank.job_position.rank), []).append(
-                incarnation
-            )
+            key = job.name, job.world_size, rank.job_position.rank
+            out.setdefault(key, []).append(incarnation)
     for same_rank in out.values():
         same_rank.sort(
             key=lambda incarnation: (incarnation.job.restart, incarnation.job.incarnation)

@@ -460,41 +460,36 @@ def _measure_from_samples(
 ) -> tuple[LostTime, SegmentAccount, DeviceActivity]:
     busy_wait_ns, suspected_ns = not_idle
     rows = _read_rows(rank, segment, windows)
-    phases, remaining_ns = rows.phases, rows.phases.end_ns - rows.phases.start_ns
+    phases, room_ns = rows.phases, rows.phases.end_ns - rows.phases.start_ns
     window, phase = phases.window, phases.phase
-    zeros = np.zeros(remaining_ns.size, np.int64)
+    zeros = np.zeros(room_ns.size, np.int64)
     parts: list[tuple[Int, int]] = []
     stream_pieces, busy_lost, suspected = 0, zeros, zeros  # of the time that samples show as busy
     if rows.events is not None:
-        remaining_ns = remaining_ns - rows.events.lost_ns
+        room_ns = room_ns - rows.events.lost_ns
         stream_pieces = int(np.count_nonzero(rows.events.measured))
         parts.append((rows.events.lost_ns, SOURCE_STREAM_EVENTS))
         busy_lost = np.maximum(rows.events.lost_ns - rows.events.idle_ns, 0)
     idle, activity = allocate_idle_time(
         rank, phases, all_windows, windows, rows.room_ns, rows.idle_ns, activity
     )
+    room_ns = room_ns - idle
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
     tails = []
     # A device busy-waits in an operation, whatever its host does meanwhile.
     is_covered = phases.in_operation & (phase != PHASE_COLLECTIVE)
     waiting = np.where(is_covered, PHASE_HIDDEN_COLLECTIVE, phase)
     if busy_wait_ns.any():
-        busy_wait = allocate_by_phase(
-            window, waiting, remaining_ns - idle, busy_wait_ns, _BUSY_WAIT_ORDER
-        )
-        remaining_ns, busy_lost = remaining_ns - busy_wait, busy_lost + busy_wait
+        busy_wait = allocate_by_phase(window, waiting, room_ns, busy_wait_ns, _BUSY_WAIT_ORDER)
+        room_ns, busy_lost = room_ns - busy_wait, busy_lost + busy_wait
         in_operation = (waiting == PHASE_COLLECTIVE) | is_covered
         tails.append((busy_wait, np.where(in_operation, PHASE_COLLECTIVE, PHASE_BUSY_WAIT)))
     if suspected_ns.any():
-        busy_wait = allocate_by_phase(
-            window, waiting, remaining_ns - idle, suspected_ns, _BUSY_WAIT_ORDER
-        )
-        remaining_ns, suspected = remaining_ns - busy_wait, busy_wait
+        busy_wait = allocate_by_phase(window, waiting, room_ns, suspected_ns, _BUSY_WAIT_ORDER)
+        room_ns, suspected = room_ns - busy_wait, busy_wait
         tails.append((busy_wait, np.full(busy_wait.size, PHASE_SUSPECTED_BUSY_WAIT, np.int64)))
     if windows.slowed_ns.any():
-        slow = allocate_by_phase(
-            window, phase, remaining_ns - idle, windows.slowed_ns, FILL_ORDER[::-1]
-        )
+        slow = allocate_by_phase(window, phase, room_ns, windows.slowed_ns, FILL_ORDER[::-1])
         busy_lost = busy_lost + slow
         tails.append((slow, np.full(slow.size, PHASE_THROTTLED, np.int64)))
     if tails:

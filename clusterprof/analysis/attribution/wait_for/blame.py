@@ -382,14 +382,10 @@ def _attribute_waits(
     entries = _concat_entries(*parts)
     blame_table = chains.BlameTable(entries, rows.op.size)
     propagating = np.flatnonzero(propagated_ns)
+    columns = waiting, propagated_ns, late, wait_pairs.late_since
     chains.propagate_blame(
         index,
-        chains.PropagatedShares(
-            waiting[propagating],
-            propagated_ns[propagating],
-            late[propagating],
-            wait_pairs.late_since[propagating],
-        ),
+        chains.PropagatedShares(*(column[propagating] for column in columns)),
         blame_table,
         _get_cause_index(width, UNKNOWN),
         (index.ranks + 1) * width,

@@ -91,7 +91,7 @@ def sum_accounts(accounts: Sequence[Account]) -> Account:
     return total
 
 
-class ForeignFile(Protocol):
+class Source(Protocol):
     """One foreign file, or one member of an archive."""
 
     @property
@@ -135,9 +135,7 @@ class Importer(Protocol):
         """Return whether a file has this format, by its first bytes; its name is a hint."""
         ...
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the tables of each node that the files describe.
 
         sources: one file, or all files of the format if `combines_files` is true. Raises:

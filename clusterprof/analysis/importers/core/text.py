@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.probe import layout
 
 MAX_LINE_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def name_trace(path: Path) -> str:
     return name
 
 
-def read_lines(source: ForeignFile, account: Account) -> Iterator[bytes]:
+def read_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines over 1 MiB are counted and left out."""
     rest, skipping = b"", False
     for block in source.blocks(1 << 20):
@@ -109,7 +109,7 @@ def parse_json(data: bytes | bytearray) -> Any:
         return None
 
 
-def read_json_bytes(source: ForeignFile, max_bytes: int = MAX_JSON_BYTES) -> bytearray:
+def read_json_bytes(source: Source, max_bytes: int = MAX_JSON_BYTES) -> bytearray:
     """Read a file that is one JSON value.
 
     Raises: CannotImportError when it is too long or its decoded values would fill the memory.
@@ -138,7 +138,7 @@ def estimate_decoded_bytes(data: bytes | bytearray) -> int:
     )
 
 
-def read_json(source: ForeignFile) -> Any:
+def read_json(source: Source) -> Any:
     """Read and parse a file that is one JSON value.
 
     Raises: CannotImportError when it is too large or not valid JSON.
@@ -177,7 +177,7 @@ def convert_to_ns(value: Any, unit_ns: int) -> int | None:
     return int(value) * unit_ns if isinstance(value, int) else round(value * unit_ns)
 
 
-def read_json_objects(source: ForeignFile, account: Account) -> Iterator[dict[str, Any]]:
+def read_json_objects(source: Source, account: Account) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file that is one JSON list, each as soon as it is complete."""
     decoder = json.JSONDecoder()
     buffer, at, started = "", 0, False

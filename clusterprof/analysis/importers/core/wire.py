@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from clusterprof.analysis.importers.core.base import CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import CannotImportError, Source
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_MESSAGE_BYTES = 512 << 20
@@ -25,7 +25,7 @@ class WireError(ValueError):
     """The bytes are not a protobuf message from here on."""
 
 
-def read_message_bytes(source: ForeignFile) -> memoryview:
+def read_message_bytes(source: Source) -> memoryview:
     """Read a whole file of protobuf.
 
     Raises: CannotImportError when it is larger than 512 MiB.

@@ -38,7 +38,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.kineto import classify
 
 MAX_INTEGER = 1 << 62
@@ -279,7 +279,7 @@ class EventStream:
 
     def __init__(
         self,
-        source: ForeignFile,
+        source: Source,
         account: Account,
         decode_common: Callable[[bytes], Sequence[Event] | None] | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clusterprof.analysis.importers.core.base import ForeignFile
+from clusterprof.analysis.importers.core.base import Source
 from clusterprof.analysis.importers.kineto.event_stream import Document
 
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -38,7 +38,7 @@ class TraceIdentity:
     rank_from_name: bool
 
 
-def read_identity(source: ForeignFile, document: Document) -> TraceIdentity:
+def read_identity(source: Source, document: Document) -> TraceIdentity:
     """Read the identity of a trace from its metadata and file name."""
     distributed = document.distributed if isinstance(document.distributed, dict) else {}
     rank, world = (_parse_count(distributed.get(key)) for key in ("rank", "world_size"))

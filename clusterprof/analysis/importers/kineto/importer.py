@@ -84,7 +84,7 @@ from typing import ClassVar
 import numpy as np
 
 from clusterprof.analysis.importers.core import text
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import select_dtype
 from clusterprof.analysis.importers.core.host_activity import (
     HostCalls,
@@ -165,9 +165,7 @@ class Kineto:
         has_tasks = b'"Task Type"' in head and b'"ph"' in head  # of Ascend, names at the end
         return has_tracks or has_tasks or _EVENT_PATTERN.search(head) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the node of each file.
 
         Raises: CannotImportError when a file holds nothing usable.
@@ -210,7 +208,7 @@ class ChromeTrace(Kineto):
         return start == b"[" and all(key in head for key in _CHROME_KEYS)
 
 
-def _import_file(source: ForeignFile, account: Account) -> NodeTables:
+def _import_file(source: Source, account: Account) -> NodeTables:
     gathered, names = GatheredEvents(account), TrackNames()
     if _TEXT_TIMES.search(source.head):  # as torch_npu writes them
         for events in TrackStream(source, Account(source.path)).events():
@@ -268,7 +266,7 @@ class _Device:
 def build_node(
     gathered: GatheredEvents,
     document: Document,
-    source: ForeignFile,
+    source: Source,
     importer: str = "kineto",
     step_marks: tuple[str, str] = host_spans.PROFILER_STEPS,
 ) -> NodeTables:
@@ -343,10 +341,7 @@ def _find_first_ns(gathered: GatheredEvents) -> int:
 
 
 def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
-    table, gathered.calls = (
-        gathered.calls,
-        EventTable(),
-    )  # free the columns as soon as they are sorted
+    table, gathered.calls = gathered.calls, EventTable()  # free the columns once sorted
     return RuntimeCalls(*_sort_table(table, low))
 
 

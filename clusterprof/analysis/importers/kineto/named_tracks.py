@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.kineto.begin_end_pairs import EventPairs
 from clusterprof.analysis.importers.kineto.event_columns import MAX_THREADS, GatheredEvents
 from clusterprof.analysis.importers.kineto.event_stream import Document, Event, EventStream
@@ -236,7 +236,7 @@ class TrackStream(EventStream):
 
 
 def read_tracks(
-    source: ForeignFile, account: Account, names: TrackNames
+    source: Source, account: Account, names: TrackNames
 ) -> tuple[GatheredEvents, Document]:
     """Read a file whose tracks are known by name.
 

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labeled_series import DCGM_FIELDS
@@ -106,9 +106,7 @@ class Dynolog:
                 )
         return False
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the host.
 
         Raises: CannotImportError when the file holds no known sample.

@@ -62,7 +62,7 @@ from typing import ClassVar
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labeled_series import (
@@ -305,7 +305,7 @@ def parse_omnistat_heads(rows: list[list[str]]) -> TableHeads | None:
 
 
 def read_rows(
-    source: ForeignFile, file_form: str, account: Account
+    source: Source, file_form: str, account: Account
 ) -> Iterator[tuple[TableHeads, list[str]]]:
     """Yield each row with the heads of its columns."""
     if file_form == "json":
@@ -337,7 +337,7 @@ def read_rows(
             yield heads, cells
 
 
-def _read_records(source: ForeignFile, account: Account) -> Iterator[tuple[int, str]]:
+def _read_records(source: Source, account: Account) -> Iterator[tuple[int, str]]:
     """Yield each row as text with the number of its first line; empty lines are left out.
 
     A quoted cell may have line breaks. A quote that is not closed within `_MAX_RECORD_LINES` lines
@@ -361,9 +361,7 @@ def _read_records(source: ForeignFile, account: Account) -> Iterator[tuple[int, 
     yield from waiting
 
 
-def _read_json_rows(
-    source: ForeignFile, account: Account
-) -> Iterator[tuple[TableHeads, list[str]]]:
+def _read_json_rows(source: Source, account: Account) -> Iterator[tuple[TableHeads, list[str]]]:
     heads_by_keys: dict[tuple[str, ...], TableHeads | None] = {}
     remaining_keys = _MAX_CACHED_KEYS
     decode = msgspec.json.Decoder().decode
@@ -411,9 +409,7 @@ class GpuTables:
         """Return whether the column heads name known readings."""
         return find_heads(head) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node for each host.
 
         Raises: CannotImportError when the file holds no GPU readings.
@@ -434,7 +430,7 @@ class GpuTables:
             raise CannotImportError("the file holds no GPU readings", "")
 
 
-def _has_percent_shares(source: ForeignFile, file_form: str, heads: TableHeads) -> bool:
+def _has_percent_shares(source: Source, file_form: str, heads: TableHeads) -> bool:
     """Return whether a value above 1 shows that shares without a unit are in percent."""
     if all(head.has_unit for head in heads.readings.values()):
         return True
@@ -447,11 +443,7 @@ def _has_percent_shares(source: ForeignFile, file_form: str, heads: TableHeads) 
 
 
 def _read_table(
-    source: ForeignFile,
-    file_form: str,
-    readings: MetricReadings,
-    account: Account,
-    is_percent: bool,
+    source: Source, file_form: str, readings: MetricReadings, account: Account, is_percent: bool
 ) -> None:
     """Read all rows; shares without a unit only if they are in percent."""
     columns: dict[_Key, ReadingColumn | None] = {}

@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import Float, Int, NodeTables
 
 _SignalSeries = tuple[str, str, Int, Float]
@@ -252,7 +252,7 @@ def _sum_tables(tables: list[tuple[Int, Float]]) -> tuple[Int, Float]:
 MAX_LINE_BYTES = 1 << 20
 
 
-def read_stripped_lines(source: ForeignFile, account: Account) -> Iterator[bytes]:
+def read_stripped_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines longer than 1 MiB are only counted."""
     rest = b""
     skipping = False

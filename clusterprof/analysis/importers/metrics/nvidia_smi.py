@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import ClassVar
 from xml.parsers import expat
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace
 from clusterprof.analysis.importers.metrics.labeled_series import DCGM_FIELDS
@@ -198,7 +198,7 @@ def is_monitor(head: bytes) -> bool:
     return any(parse_monitor_heads(line) is not None for line in lines)
 
 
-def read_monitor(source: ForeignFile, devices: DeviceReadings) -> None:
+def read_monitor(source: Source, devices: DeviceReadings) -> None:
     """Read all rows of a monitor table.
 
     #Date       Time        gpu   pwr gtemp mtemp    sm   mem
@@ -316,7 +316,7 @@ def parse_query_heads(line: bytes) -> list[str] | None:
     )
 
 
-def read_query(source: ForeignFile, devices: DeviceReadings) -> None:
+def read_query(source: Source, devices: DeviceReadings) -> None:
     """Read all rows of a query table, one per GPU and sweep.
 
     timestamp, index, utilization.gpu [%], memory.used [MiB], power.draw [W]
@@ -383,7 +383,7 @@ def is_xml(head: bytes) -> bool:
     return b"<nvidia_smi_log" in head[:4096]
 
 
-def read_xml(source: ForeignFile, devices: DeviceReadings) -> None:
+def read_xml(source: Source, devices: DeviceReadings) -> None:
     """Read all documents, one per sweep; damaged ones are noted in the account.
 
     Raises: CannotImportError when a document declares an entity.
@@ -401,7 +401,7 @@ def read_xml(source: ForeignFile, devices: DeviceReadings) -> None:
         account.read["documents"] += 1
 
 
-def _split_documents(source: ForeignFile) -> Iterator[bytes]:
+def _split_documents(source: Source) -> Iterator[bytes]:
     """Yield the documents one by one; at most 8 MiB if there is no end tag."""
     rest = b""
     for block in source.blocks(1 << 20):
@@ -516,9 +516,7 @@ class NvidiaSmi:
         """Return whether a file has the root element of the document, or the heads of a table."""
         return is_xml(head) or is_monitor(head) or _is_query(head)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the host.
 
         Raises: CannotImportError when the file holds no GPU readings.

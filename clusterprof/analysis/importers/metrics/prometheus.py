@@ -55,7 +55,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import estimate_decoded_bytes
 from clusterprof.analysis.importers.metrics.labeled_series import (
@@ -132,7 +132,7 @@ class ExpositionReader:
         self._unknown_names: set[bytes] = set()
         self._scrape_ns: int | None = None
 
-    def read(self, source: ForeignFile) -> None:
+    def read(self, source: Source) -> None:
         """Read all lines."""
         for line in read_stripped_lines(source, self._account):
             # The cache key of a series is the text before its value.
@@ -239,7 +239,7 @@ def is_answer(head: bytes) -> bool:
     )
 
 
-def read_series(source: ForeignFile, account: Account) -> Iterator[Any]:
+def read_series(source: Source, account: Account) -> Iterator[Any]:
     """Yield the series of a response; stops at their end, or where the text is damaged."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     blocks = (decode(block) for block in source.blocks(1 << 20))
@@ -277,7 +277,7 @@ def _read_at_least(blocks: Iterator[str], length: int) -> str:
     return "".join(parts)
 
 
-def read_answer(source: ForeignFile, series_set: LabeledSeries, account: Account) -> None:
+def read_answer(source: Source, series_set: LabeledSeries, account: Account) -> None:
     """Read the series of one file."""
     for element in read_series(source, account):
         if not isinstance(element, dict) or not isinstance(element.get("metric"), dict):
@@ -321,9 +321,7 @@ class Prometheus:
         """Return whether a file has the comments or names of a scrape or the keys of a response."""
         return is_answer(head) or is_exposition(head)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node for each host.
 
         Raises: CannotImportError when the files hold no known metric.

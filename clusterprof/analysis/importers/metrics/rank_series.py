@@ -45,7 +45,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import Float, Int, NodeTables
 from clusterprof.analysis.importers.core.text import name_trace, read_json_bytes
 from clusterprof.analysis.importers.metrics.metric_readings import parse_time, read_stripped_lines
@@ -86,9 +86,7 @@ class RankSeries:
         heads = head.split(b"\n", 1)[0].decode("latin-1").strip().lower().split(",")
         return heads[0] in _TIMES and len(heads) > 1 and all(map(_RANK.fullmatch, heads[1:]))
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node with all ranks.
 
         Raises: CannotImportError when no file contains the data readiness.
@@ -211,7 +209,7 @@ def _strip_common_words(table: RankTable, tables: Sequence[RankTable]) -> str:
     return "_".join(table.name.lower().split("_")[[*is_common, False].index(False) :])
 
 
-def _read_table(source: ForeignFile, account: Account) -> RankTable | None:
+def _read_table(source: Source, account: Account) -> RankTable | None:
     """Read one file; None if it has no usable data."""
     columns = (
         _read_json_columns(source, account)
@@ -255,7 +253,7 @@ def _convert_number(value: object) -> float:
     return number if np.isfinite(number) else np.nan
 
 
-def _read_json_columns(source: ForeignFile, account: Account) -> dict[str, list[object]]:
+def _read_json_columns(source: Source, account: Account) -> dict[str, list[object]]:
     try:
         content = msgspec.json.decode(read_json_bytes(source))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -266,7 +264,7 @@ def _read_json_columns(source: ForeignFile, account: Account) -> dict[str, list[
     return {str(name): values for name, values in content.items() if isinstance(values, list)}
 
 
-def _read_csv_columns(source: ForeignFile, account: Account) -> dict[str, list[object]]:
+def _read_csv_columns(source: Source, account: Account) -> dict[str, list[object]]:
     lines = (
         line.decode("utf-8", "replace").replace("\0", "")
         for line in read_stripped_lines(source, account)

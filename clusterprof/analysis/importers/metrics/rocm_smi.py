@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import name_trace, parse_json, read_lines
 from clusterprof.analysis.importers.metrics.metric_readings import (
@@ -89,9 +89,7 @@ class RocmSmi:
         has_metric = any(b'"' + name.encode() + b'"' in low for name in METRICS)
         return has_metric and _JSON_CARD.search(head) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the host.
 
         Raises: CannotImportError when the file holds no GPU readings.

@@ -44,7 +44,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import Int, NodeTables
 from clusterprof.analysis.importers.core.text import (
     convert_number,
@@ -86,9 +86,7 @@ class TensorBoard:
             start.startswith(_HEAD) or _FIRST_POINT.match(start) is not None or _is_event_file(head)
         )
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield every run.
 
         Raises: CannotImportError when no run has two points or readings, or when all files are
@@ -151,7 +149,7 @@ class StepBudget:
         return selected
 
 
-def _read_points(source: ForeignFile, account: Account, max_points: int) -> _Points:
+def _read_points(source: Source, account: Account, max_points: int) -> _Points:
     """Read the usable points: time in ns, step, value.
 
     Raises: CannotImportError when there are more than `max_points`.
@@ -172,7 +170,7 @@ def _read_points(source: ForeignFile, account: Account, max_points: int) -> _Poi
     return points
 
 
-def _read_rows(source: ForeignFile, account: Account) -> Iterator[Sequence[object]]:
+def _read_rows(source: Source, account: Account) -> Iterator[Sequence[object]]:
     if not source.head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(_HEAD):
         points = read_json(source)
         for point in points if isinstance(points, list) else ():

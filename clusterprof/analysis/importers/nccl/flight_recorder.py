@@ -67,7 +67,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import (
     NodeTables,
     compute_group_number,
@@ -301,9 +301,7 @@ class FlightRecorder:
             return b'"entries"' in head and (b'"pg_config"' in head or b"profiling_name" in head)
         return first_byte == _PICKLE and (b"pg_config" in head or b"profiling_name" in head)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per rank.
 
         Raises: CannotImportError when no dump could be read.
@@ -333,7 +331,7 @@ class FlightRecorder:
                 yield node
 
 
-def _read_source(source: ForeignFile, account: Account) -> Dump | None:
+def _read_source(source: Source, account: Account) -> Dump | None:
     if source.head.lstrip()[:1] == _PICKLE:
         account.refuse(_PICKLE_REFUSAL)
         return None

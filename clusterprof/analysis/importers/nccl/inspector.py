@@ -64,7 +64,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import (
     NodeTables,
     compute_group_number,
@@ -161,9 +161,7 @@ class NcclInspector:
             b'"coll_perf"' in head or b'"inspector_output_format_version"' in head
         )
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per host.
 
         Raises: CannotImportError when no file holds an operation.
@@ -189,7 +187,7 @@ class NcclInspector:
 
 
 def _read_log(
-    source: ForeignFile,
+    source: Source,
     account: Account,
     number: int,
     processes: dict[tuple[str, int], _Process],

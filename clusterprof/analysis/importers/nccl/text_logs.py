@@ -50,7 +50,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import parse_number, read_lines
 from clusterprof.probe import layout
@@ -568,9 +568,7 @@ class NcclOutput:
         text = head[:8192].decode("utf-8", "replace")
         return any(_TABLE_HEAD.search(line) for line in text.splitlines())
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield nothing; add notes and the expected transfer times (`Account.facts`).
 
         Raises: CannotImportError when the files hold nothing usable.

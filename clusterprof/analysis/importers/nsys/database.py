@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import ForeignFile
+from clusterprof.analysis.importers.core.base import Source
 from clusterprof.analysis.importers.core.host_activity import label_runtime_call
 from clusterprof.errors import UsageError
 from clusterprof.probe import layout
@@ -53,7 +53,7 @@ class Database:
     Raises: UsageError when the file cannot be opened.
     """
 
-    def __init__(self, source: ForeignFile) -> None:
+    def __init__(self, source: Source) -> None:
         self._deadline = 0.0
         self._db, size = _open_database(source)
         self._max_idle_s = MAX_SECONDS_WITHOUT_ROW + size * MAX_SECONDS_PER_BYTE
@@ -177,7 +177,7 @@ def _cap_column_text(column: str) -> str:
     )
 
 
-def _open_database(source: ForeignFile) -> tuple[sqlite3.Connection, int]:
+def _open_database(source: Source) -> tuple[sqlite3.Connection, int]:
     """Open the database and return it with its size in bytes."""
     if _is_database(source.file):
         quoted_path = quote(str(source.file.resolve()))

@@ -61,7 +61,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.device_timeline import (
     Int,
     Intervals,
@@ -440,9 +440,7 @@ class Nsys:
         """Return whether this is a SQLite file with a table that Nsight Systems writes."""
         return head.startswith(MAGIC) and any(sign in head for sign in _TABLE_MARKERS)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per profile.
 
         Raises: CannotImportError when no profile holds anything usable.

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.nsys.database import MAGIC
@@ -59,9 +59,7 @@ class NsysReport:
         """Return whether the name is that of a report; its content has no public form."""
         return path.name.endswith(_SUFFIXES) and not head.startswith(MAGIC)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per report.
 
         Raises: CannotImportError when `nsys` is not installed, or cannot export a report.
@@ -75,7 +73,7 @@ class NsysReport:
             yield from Nsys().nodes(exported, accounts)
 
 
-def _export_report(source: ForeignFile, folder: Path) -> Iterator[FileSource]:
+def _export_report(source: Source, folder: Path) -> Iterator[FileSource]:
     """Yield the SQLite file of a report.
 
     Raises: CannotImportError when `nsys` is not installed, or cannot export the report.

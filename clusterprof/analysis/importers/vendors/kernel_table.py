@@ -50,7 +50,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
@@ -147,9 +147,7 @@ class KernelTable:
             return False
         return _find_head(iter(head.decode("utf-8", "replace").splitlines())) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per file.
 
         Raises: CannotImportError when a file has no row with a time.
@@ -158,7 +156,7 @@ class KernelTable:
             yield _import_table(source, account)
 
 
-def _import_table(source: ForeignFile, account: Account) -> NodeTables:
+def _import_table(source: Source, account: Account) -> NodeTables:
     gathered = GatheredEvents(account)
     work = _Work(TrackEvents(gathered))
     lines = (

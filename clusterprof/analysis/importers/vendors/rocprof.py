@@ -49,7 +49,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.analysis.importers.kineto.event_columns import GatheredEvents
@@ -169,7 +169,7 @@ class Recording:
             return
         self.tracks.add(role, track, name, start_ns, end_ns - start_ns, link, size, step=step)
 
-    def build(self, source: ForeignFile) -> NodeTables:
+    def build(self, source: Source) -> NodeTables:
         """Build the node of this process.
 
         Raises: CannotImportError when no kernel or copy was added.
@@ -202,14 +202,12 @@ class Rocprof:
             return _JSON_KEY in head[:4096]
         return _match_columns(head.split(b"\n", 1)[0]) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per process.
 
         Raises: CannotImportError when no file has work of a device.
         """
-        groups: dict[Path, list[tuple[ForeignFile, Account]]] = {}
+        groups: dict[Path, list[tuple[Source, Account]]] = {}
         for source, account in zip(sources, accounts):
             is_table = (
                 not source.head.startswith((MAGIC, b"{")) and source.head.lstrip()[:1] != b"{"
@@ -230,7 +228,7 @@ class Rocprof:
             raise CannotImportError("; ".join(dict.fromkeys(refusals)) or _NO_KERNELS)
 
 
-def _read_group(members: list[tuple[ForeignFile, Account]]) -> Iterator[Recording]:
+def _read_group(members: list[tuple[Source, Account]]) -> Iterator[Recording]:
     """Yield the processes of the files that belong together."""
     source, account = members[0]
     if source.head.startswith(MAGIC):
@@ -291,7 +289,7 @@ def _match_columns(line: bytes) -> dict[str, int] | None:
     return columns if has_times and has_subject else None
 
 
-def _read_table(source: ForeignFile, account: Account, recording: Recording) -> None:
+def _read_table(source: Source, account: Account, recording: Recording) -> None:
     lines = (
         line.decode("utf-8", "replace").replace("\0", "") for line in read_lines(source, account)
     )
@@ -428,7 +426,7 @@ class _Output(msgspec.Struct):
 _GPU_AGENT = 2
 
 
-def _read_json(source: ForeignFile, account: Account) -> Iterator[Recording]:
+def _read_json(source: Source, account: Account) -> Iterator[Recording]:
     """Yield the processes of a JSON file.
 
     Raises: CannotImportError when it is too large, cut off or not of this form.

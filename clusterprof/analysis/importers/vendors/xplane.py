@@ -61,7 +61,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.wire import (
     WireError,
@@ -132,9 +132,7 @@ class XPlane:
             return False
         return path.name.endswith(".xplane.pb") or bool(_PLANE_NAME.search(head[:_MAX_HEAD_BYTES]))
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the host of each profile.
 
         Raises: CannotImportError when a profile has no work of a device.
@@ -143,7 +141,7 @@ class XPlane:
             yield _import_profile(source, account)
 
 
-def _import_profile(source: ForeignFile, account: Account) -> NodeTables:
+def _import_profile(source: Source, account: Account) -> NodeTables:
     data = read_message_bytes(source)
     gathered = GatheredEvents(account)
     tracks, hostname = TrackEvents(gathered), ""

@@ -43,7 +43,7 @@ from typing import ClassVar
 
 import msgspec
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.wire import (
     WireError,
@@ -113,9 +113,7 @@ class Chakra:
             return is_graph or b'"workload_graph"' in begin
         return _is_protobuf(head, path)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node per graph.
 
         Raises: CannotImportError when a graph has no times, or no work of a device.
@@ -138,7 +136,7 @@ def _is_protobuf(head: bytes, path: Path) -> bool:
     return bool(fields) and all(number in (1, 2) for number, _ in fields)
 
 
-def _read_json(source: ForeignFile) -> Iterator[_Operation]:
+def _read_json(source: Source) -> Iterator[_Operation]:
     """Yield the nodes of a JSON graph.
 
     Raises: CannotImportError when it is too large, damaged, or a graph without times.
@@ -176,7 +174,7 @@ def _read_json(source: ForeignFile) -> Iterator[_Operation]:
         )
 
 
-def _read_protobuf(source: ForeignFile, account: Account) -> Iterator[_Operation]:
+def _read_protobuf(source: Source, account: Account) -> Iterator[_Operation]:
     """Yield the nodes of a `.et` file: messages, each after its length."""
     data = read_message_bytes(source)
     at, is_metadata = 0, True
@@ -218,7 +216,7 @@ def _read_attribute(data: memoryview, operation: _Operation) -> None:
             operation.lane = str(value)
 
 
-def _build(operations: Iterator[_Operation], source: ForeignFile, account: Account) -> NodeTables:
+def _build(operations: Iterator[_Operation], source: Source, account: Account) -> NodeTables:
     gathered = GatheredEvents(account)
     batch: list[Event] = []
     count = 0

@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import MAX_RANKS, NodeTables
 from clusterprof.analysis.importers.core.text import convert_number, guess_file_system
 from clusterprof.analysis.timeline.intervals import merge_intervals
@@ -64,9 +64,7 @@ class Darshan:
         """Return whether the file begins with a version of Darshan's log format."""
         return head[:2] in (b"3.", b"2.") and path.name.endswith(_SUFFIX)
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the job of each log.
 
         Raises: CannotImportError when the package darshan is missing, the log cannot be read, or
@@ -85,7 +83,7 @@ class _Reads:
     hosts: dict[int, str] = field(default_factory=dict)
 
 
-def _import_log(source: ForeignFile, account: Account) -> Iterator[NodeTables]:
+def _import_log(source: Source, account: Account) -> Iterator[NodeTables]:
     report = _open_report(source)
     try:
         job = report.metadata["job"]
@@ -123,7 +121,7 @@ def _import_log(source: ForeignFile, account: Account) -> Iterator[NodeTables]:
     account.notes.append("whether an accelerator waited for its reads is not in the log")
 
 
-def _open_report(source: ForeignFile) -> Any:
+def _open_report(source: Source) -> Any:
     try:
         import darshan  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:

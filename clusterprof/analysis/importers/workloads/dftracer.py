@@ -65,7 +65,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.stacks import TRACER_FILE, CallLog, add_stack_samples
 from clusterprof.analysis.importers.core.text import convert_to_ns, guess_file_system, read_lines
@@ -168,7 +168,7 @@ class TracedJob:
         self._classes: dict[tuple[str, str], int | None] = {}
         self._uncached_events = 0
 
-    def read(self, source: ForeignFile, account: Account) -> None:
+    def read(self, source: Source, account: Account) -> None:
         """Read one file."""
         rank, world = parse_rank(source.path.name)
         for line in read_lines(source, account):
@@ -572,9 +572,7 @@ class Dftracer:
         is_named = path.name.removesuffix(".gz").endswith(".pfw")
         return is_named or with_host or _CATEGORY.search(first[1]) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the hosts of the job.
 
         Raises: CannotImportError when no process of the job trains.

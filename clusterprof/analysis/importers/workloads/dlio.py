@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import (
     MAX_TIME_NS,
@@ -123,7 +123,7 @@ def detect_kind(head: bytes) -> str:
     return DISKS if re.match(rb'\s*\{\s*"sysstat"\s*:', head) and b'"disk' in head else ""
 
 
-def read_file(source: ForeignFile, account: Account, folder: RunFolder) -> None:
+def read_file(source: Source, account: Account, folder: RunFolder) -> None:
     """Read one file of a run into the folder.
 
     Raises: CannotImportError when the file is not JSON.
@@ -508,9 +508,7 @@ class Dlio:
         """Return whether a file holds steps, blocks of epochs, the summary, or iostat output."""
         return bool(detect_kind(head))
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the hosts of every run.
 
         Raises: CannotImportError when no file holds the steps of a rank.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import parse_json, read_lines
 from clusterprof.units import format_quantity
@@ -88,9 +88,7 @@ class HorovodTimeline:
         """Return whether the list of events has Horovod's names."""
         return head.lstrip()[:1] == b"[" and _HOROVOD.search(head) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield nothing; add the answer.
 
         Raises: CannotImportError when the file holds no operation of two ranks.
@@ -106,7 +104,7 @@ class HorovodTimeline:
         yield from ()
 
 
-def _read_timeline(source: ForeignFile, account: Account) -> _Timeline:
+def _read_timeline(source: Source, account: Account) -> _Timeline:
     timeline = _Timeline()
     for line in read_lines(source, account):
         text = line.strip(b" \t\r,")

@@ -45,7 +45,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.device_timeline import Intervals, merge_intervals
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import read_json_bytes
@@ -97,9 +97,7 @@ class MegatronPipeline:
         is_json = head.lstrip()[:1] in (b"[", b"{")
         return is_json and b'"iteration begin"' in head and b'"ph"' in head
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node per file, because all its stages share one clock.
 
         Raises: CannotImportError when a file is not JSON or has no complete forward or backward
@@ -112,7 +110,7 @@ class MegatronPipeline:
             yield _build_node(stages, account)
 
 
-def _read_stages(source: ForeignFile, account: Account) -> dict[StageKey, _Stage]:
+def _read_stages(source: Source, account: Account) -> dict[StageKey, _Stage]:
     try:
         content = msgspec.json.decode(read_json_bytes(source))
         listed = content.get("traceEvents") if isinstance(content, dict) else content

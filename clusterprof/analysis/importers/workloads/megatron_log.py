@@ -44,7 +44,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_lines
 from clusterprof.probe import layout
@@ -123,9 +123,7 @@ class MegatronLog:
         """Return whether a line is an iteration, or the arguments of Megatron are printed."""
         return _ITERATION.search(head) is not None or _ARGUMENTS.search(head) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield one node per log.
 
         Raises: CannotImportError when a log has no line of an iteration.
@@ -140,7 +138,7 @@ class MegatronLog:
             yield _build_node(log, source, account)
 
 
-def _read_log(source: ForeignFile, account: Account) -> _Log:
+def _read_log(source: Source, account: Account) -> _Log:
     log, in_table = _Log(), False
     for line in read_lines(source, account):
         line = line[:4096]
@@ -213,7 +211,7 @@ def _parse_line_time(line: bytes) -> int:
     return seconds * 1_000_000_000 + int(fraction[:6] or 0) * 1000
 
 
-def _build_node(log: _Log, source: ForeignFile, account: Account) -> NodeTables:
+def _build_node(log: _Log, source: Source, account: Account) -> NodeTables:
     start, end, number = _place_steps(log, account)
     node = NodeTables("", MegatronLog.name, key=source.path.name.partition(".")[0])
     node.add_rank(1, world_size=log.world_size or None, device="unseen")

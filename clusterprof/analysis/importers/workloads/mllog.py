@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import list_unread_times
 from clusterprof.analysis.importers.core.node_tables import MAX_DURATION_NS, NodeTables
 from clusterprof.analysis.importers.core.text import (
@@ -113,9 +113,7 @@ class Mllog:
         """Return whether a line of the log is near the beginning."""
         return LINE_MARK + b" {" in head
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield every run.
 
         Raises: CannotImportError when no run has an epoch or a block.
@@ -136,7 +134,7 @@ class Mllog:
             yield build_node(run, is_only_run=len(runs) == 1)
 
 
-def read_run(source: ForeignFile, account: Account) -> LoggedRun:
+def read_run(source: Source, account: Account) -> LoggedRun:
     """Read one log; broken lines are counted."""
     run, open_intervals = LoggedRun(source.path), dict[str, tuple[int, int | None]]()
     times = array("q")

@@ -55,7 +55,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables, compute_group_number
 from clusterprof.analysis.importers.core.text import (
     convert_number,
@@ -82,7 +82,7 @@ _ROWS_PER_BATCH = 65_536
 _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})")
 
 
-def read_parquet(source: ForeignFile, account: Account, table: OperationTable) -> None:
+def read_parquet(source: Source, account: Account, table: OperationTable) -> None:
     """Read a parquet file into the table.
 
     Raises: CannotImportError when pyarrow is missing or the file is broken.
@@ -122,7 +122,7 @@ def _read_parquet_row(row: Mapping[str, Any], account: Account, table: Operation
     table.add(position, str(row["optype"]), entry, account)
 
 
-def read_timeline(source: ForeignFile, account: Account, table: OperationTable) -> None:
+def read_timeline(source: Source, account: Account, table: OperationTable) -> None:
     """Read a Chrome timeline into the table: threads are stages, processes are model copies."""
     stages: dict[tuple[Any, Any], int] = {}
     for event in read_json_objects(source, account):
@@ -483,9 +483,7 @@ class OperatorTable:
             all(key in head for key in _KEYS[:3]) or head.count(_KEYS[3]) > 1
         )
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the job as one node.
 
         Raises: CannotImportError when no file could be read or no step has computation.
@@ -535,7 +533,7 @@ def _count_passes(table: OperationTable) -> dict[int, Counter[tuple[PipelinePosi
     return counts
 
 
-def _get_priority(pair: tuple[ForeignFile, Account]) -> tuple[bool, bool, str]:
+def _get_priority(pair: tuple[Source, Account]) -> tuple[bool, bool, str]:
     """Return the sort key of a file: parquet first, simulated "ideal" tables last."""
     source = pair[0]
     return ("ideal" in source.path.name, not source.head.startswith(_PARQUET), source.path.name)

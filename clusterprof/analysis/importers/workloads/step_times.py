@@ -52,7 +52,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.columns import describe_slowest_ranks
 from clusterprof.analysis.importers.core.node_tables import (
     Float,
@@ -253,7 +253,7 @@ def _parse_first(data: bytes) -> Any:
     return msgspec.json.decode(data[: end + 1]) if end > 0 else None
 
 
-def read_tables(source: ForeignFile, account: Account) -> dict[str, StepTable]:
+def read_tables(source: Source, account: Account) -> dict[str, StepTable]:
     """Read the rows of each job in a file.
 
     Raises: CannotImportError when the file is not a table of step times or has too many jobs.
@@ -283,7 +283,7 @@ def read_tables(source: ForeignFile, account: Account) -> dict[str, StepTable]:
     return {job: table for job, table in tables.items() if table.rank}
 
 
-def _read_rows(source: ForeignFile, account: Account) -> tuple[list[str], Iterator[Sequence[Any]]]:
+def _read_rows(source: Source, account: Account) -> tuple[list[str], Iterator[Sequence[Any]]]:
     start = source.head.lstrip(b"\xef\xbb\xbf \r\n")[:1]
     if source.head[:4] == PARQUET_MAGIC:
         return _read_parquet(source)
@@ -305,7 +305,7 @@ def _select_cells(
             account.skipped["lines that are not objects"] += 1
 
 
-def _decode_lines(source: ForeignFile, account: Account) -> Iterator[Any]:
+def _decode_lines(source: Source, account: Account) -> Iterator[Any]:
     decode = msgspec.json.Decoder().decode
     for line in read_stripped_lines(source, account):
         if not line.strip():
@@ -316,7 +316,7 @@ def _decode_lines(source: ForeignFile, account: Account) -> Iterator[Any]:
             account.skipped["lines that are not JSON"] += 1
 
 
-def _read_csv(source: ForeignFile, account: Account, width: int) -> Iterator[list[str]]:
+def _read_csv(source: Source, account: Account, width: int) -> Iterator[list[str]]:
     lines = (
         line.decode("utf-8", "replace").replace("\0", "")
         for line in read_stripped_lines(source, account)
@@ -338,7 +338,7 @@ def _read_csv(source: ForeignFile, account: Account, width: int) -> Iterator[lis
         yield row
 
 
-def _read_parquet(source: ForeignFile) -> tuple[list[str], Iterator[Sequence[Any]]]:
+def _read_parquet(source: Source) -> tuple[list[str], Iterator[Sequence[Any]]]:
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
@@ -580,9 +580,7 @@ class StepTimes:
         heads = read_heads(head)
         return heads is not None and match_columns(heads) is not None
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield the nodes of every job in a table.
 
         Raises: CannotImportError when the table has no usable row.

@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from clusterprof.analysis.importers.core.base import Account, CannotImportError, ForeignFile
+from clusterprof.analysis.importers.core.base import Account, CannotImportError, Source
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.text import read_json_bytes
 from clusterprof.probe import layout
@@ -68,9 +68,7 @@ class TraceML:
             and (b'"primary_diagnosis"' in head or b'"step_time"' in head)
         )
 
-    def nodes(
-        self, sources: Sequence[ForeignFile], accounts: Sequence[Account]
-    ) -> Iterator[NodeTables]:
+    def nodes(self, sources: Sequence[Source], accounts: Sequence[Account]) -> Iterator[NodeTables]:
         """Yield a node per host.
 
         Raises: CannotImportError when no rank has a step time.
@@ -85,7 +83,7 @@ class TraceML:
             yield from _build_nodes(content, account)
 
 
-def _read_content(source: ForeignFile) -> dict[str, Any]:
+def _read_content(source: Source) -> dict[str, Any]:
     try:
         content = json.loads(read_json_bytes(source))
     except (ValueError, RecursionError) as error:

@@ -544,8 +544,7 @@ def match_halves(spans: Int) -> tuple[Int, Int]:
     kind = form[order]
     pair = np.flatnonzero(same & (kind[:-1] == ISSUE) & (kind[1:] == WAIT))
     plain = np.flatnonzero(form == BLOCKING)
-    begin = np.concatenate([plain, order[pair]])
-    end = np.concatenate([plain, order[pair + 1]])
+    begin, end = (np.append(plain, rows) for rows in (order[pair], order[pair + 1]))
     by_end = np.argsort(end, kind="stable")
     return begin[by_end], end[by_end]
 
@@ -596,7 +595,6 @@ def _spread_categories(
     for at, row in enumerate(grown.tolist(), leave):
         out[:, at] = out[:, HEAD_ROWS + row]
     increases = np.searchsorted(grown, slot[block.leave_categories])
-    arrive_end = block.arrive_categories.size + HEAD_ROWS
-    for at, row in enumerate(increases.tolist(), arrive_end):
+    for at, row in enumerate(increases.tolist(), HEAD_ROWS + block.arrive_categories.size):
         out[:, leave + row] += tables[:, at]
     return out
