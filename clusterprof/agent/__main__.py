@@ -80,8 +80,15 @@ def _build_parser() -> Parser:
     from clusterprof.agent import options
 
     parser = options.Parser("python -m clusterprof.agent", description=__doc__)
-    own = (options.OUT, options.DURATION, options.HZ, options.PID, options.MODE, options.METRICS)
-    for option in own:
+    agent_options = (
+        options.OUT,
+        options.DURATION,
+        options.HZ,
+        options.PID,
+        options.MODE,
+        options.METRICS,
+    )
+    for option in agent_options:
         parser.add_option(option)
     parser.add_argument("--profile-json", metavar="FILE", help="Sampling plan (plan.json).")
     parser.add_argument("--run-dir", metavar="DIR", help="Run directory of the job.")
@@ -238,7 +245,7 @@ class _Log:
             mode = stat.S_IMODE(os.stat(folder).st_mode) & 0o666
             self._descriptor = os.open(folder / "agent.log", flags, mode)
 
-    def note(self, what: str, error: BaseException) -> None:
+    def note(self, subject: str, error: BaseException) -> None:
         """Write an error that the recording survived; after 200 of them nothing is written."""
         self._notes += 1
         if self._notes > _MAX_NOTES:
@@ -249,7 +256,7 @@ class _Log:
             lines = "".join(traceback.format_exception(error))
         except Exception:  # no descriptor or no memory is left to import it
             lines = f"{type(error).__name__}: {error}\n"
-        text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {what}: {lines}"
+        text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {subject}: {lines}"
         text = self.hide_text(text)
         with contextlib.suppress(OSError):
             os.write(2 if self._descriptor < 0 else self._descriptor, text.encode())

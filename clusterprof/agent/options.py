@@ -520,10 +520,10 @@ def parse_metrics_target(text: str, environ: Mapping[str, str]) -> MetricsTarget
 
 def _check_receiver(url: str) -> str:
     """Return the address of a receiver if it is one, without a password."""
-    scheme, separator, rest = url.partition("://")
-    if scheme not in ("http", "https") or not separator or not rest.strip("/"):
+    scheme, separator, address = url.partition("://")
+    if scheme not in ("http", "https") or not separator or not address.strip("/"):
         raise UsageError(f"--metrics otlp:{url} is not an address", _METRICS_FORMS)
-    if "@" in rest.partition("/")[0]:
+    if "@" in address.partition("/")[0]:
         raise UsageError(
             "--metrics otlp: carries a user or password, which every user of this machine can read",
             "set OTEL_EXPORTER_OTLP_HEADERS='Authorization=…'",

@@ -106,13 +106,15 @@ class _Cpu:
     """The CPU columns of one cgroup."""
 
     def __init__(self, context: Context, pid: int | None) -> None:
-        place = cgroup.find_cgroup(context.roots, pid, "cpu")
-        folder, quota = cgroup.find_tightest_quota(place)
+        cgroup_folder = cgroup.find_cgroup(context.roots, pid, "cpu")
+        folder, quota = cgroup.find_tightest_quota(cgroup_folder)
         self._quota: Value = _NO_QUOTA if quota is None else quota
-        self._parse = cgroup.CpuStatParser(place.version)
+        self._parse = cgroup.CpuStatParser(cgroup_folder.version)
         self.open_files = [open_file(folder / "cpu.stat")]
-        if place.version == 1:
-            self.open_files.append(_open_cpu_usage(context, pid, folder.relative_to(place.root)))
+        if cgroup_folder.version == 1:
+            self.open_files.append(
+                _open_cpu_usage(context, pid, folder.relative_to(cgroup_folder.root))
+            )
 
     def parse(self, contents: Sequence[bytes | Unavailable]) -> Sequence[Value]:
         stat, *usage = contents
@@ -134,13 +136,13 @@ class _Memory:
     """The memory columns of one cgroup."""
 
     def __init__(self, context: Context, pid: int | None) -> None:
-        place = cgroup.find_cgroup(context.roots, pid, "memory")
-        folder, limit = cgroup.find_tightest_memory_limit(place)
+        cgroup_folder = cgroup.find_cgroup(context.roots, pid, "memory")
+        folder, limit = cgroup.find_tightest_memory_limit(cgroup_folder)
         self._limit: Value = _NO_LIMIT if limit is None else limit
-        self._no_high = _NO_HIGH_V1 if place.version == 1 else _NOT_COUNTED
+        self._no_high = _NO_HIGH_V1 if cgroup_folder.version == 1 else _NOT_COUNTED
         current, events = (
             ("memory.usage_in_bytes", "memory.oom_control")
-            if place.version == 1
+            if cgroup_folder.version == 1
             else ("memory.current", "memory.events")
         )
         self._events = ParsedFile(open_file(folder / events), cgroup.MemoryEventsParser())
@@ -175,10 +177,10 @@ def _open_cpu_usage(
 ) -> OpenFile | MissingFile:
     """Open cpuacct.usage of the same level; version 1 may mount cpuacct separately from cpu."""
     try:
-        place = cgroup.find_cgroup(context.roots, pid, "cpuacct")
+        cgroup_folder = cgroup.find_cgroup(context.roots, pid, "cpuacct")
     except Unavailable as reason:
         return MissingFile(reason)
-    return open_file(place.root / relative_folder / "cpuacct.usage")
+    return open_file(cgroup_folder.root / relative_folder / "cpuacct.usage")
 
 
 def _parse_number(content: bytes | Unavailable) -> Value:
@@ -267,10 +269,13 @@ class PressureCollector(JobFileCollector):
         """Return the folders of pressure files: folder, device, suffix of the file names."""
         folders = [(self._context.roots.proc / "pressure", "", "")]
         try:
-            place = find_cgroup(self._context.roots, self._pid, "unified")
+            cgroup_folder = find_cgroup(self._context.roots, self._pid, "unified")
         except Unavailable:
             return folders  # the collector `cgroup` reports the reason
         # The root cgroup equals the node; version 1 hierarchies have no pressure files.
-        if place.folder != place.root and (place.folder / "cpu.pressure").exists():
-            folders.append((place.folder, "cgroup", ".pressure"))
+        if (
+            cgroup_folder.folder != cgroup_folder.root
+            and (cgroup_folder.folder / "cpu.pressure").exists()
+        ):
+            folders.append((cgroup_folder.folder, "cgroup", ".pressure"))
         return folders

@@ -162,7 +162,8 @@ class CoresCollector:
         if cores.keys() != self._last.keys():
             raise DevicesChanged
         self._last = {
-            core: remove_backward_steps(now, self._last[core]) for core, now in cores.items()
+            core: remove_backward_steps(current, self._last[core])
+            for core, current in cores.items()
         }
         return [value for times in self._last.values() for value in times]
 
@@ -319,13 +320,13 @@ class CpuClockCollector:
         Raises: NothingNew when there are none, DevicesChanged when the set of online CPUs
         changed.
         """
-        taken = self._first or self._reader.take()
+        reading = self._first or self._reader.take()
         self._first = None
-        if taken is None:
+        if reading is None:
             raise NothingNew
         if list_online_cpus(self._roots) != self._online:
             raise DevicesChanged
-        self.sampled_ns, values = taken
+        self.sampled_ns, values = reading
         return values
 
     def close(self) -> None:

@@ -78,14 +78,14 @@ class DiskCollector(FileCollector):
         self.open_files = [self._file]
         lines = self._file.read().split(b"\n")
         names = list_disk_names(lines)
-        known = set(names)
+        disk_names = set(names)
         self._count = len(lines)
         self._data = b""
         self._values: list[Value] = []
         self._disks: list[_Disk] = []
         self._asleep: list[tuple[int, bytes]] = []  # virtual devices: line number, line
         for number, name in enumerate(names):
-            if not name or is_partition(name, known):
+            if not name or is_partition(name, disk_names):
                 continue
             stats = parse_disk(lines[number])
             if stats.reads + stats.writes == 0 and name.startswith(_VIRTUAL_PREFIXES):
@@ -141,16 +141,16 @@ class _Disk:
             return self._values
         if self._marker not in line:
             raise DevicesChanged
-        now, last, carry = parse_disk(line), self._last, self._carry_ms
-        reads, read_bytes, read_ms, writes, write_bytes, write_ms, busy_ms, queue_ms = now
+        current, last, carry = parse_disk(line), self._last, self._carry_ms
+        reads, read_bytes, read_ms, writes, write_bytes, write_ms, busy_ms, queue_ms = current
         if (
             read_ms < last.read_ms
             or write_ms < last.write_ms
             or busy_ms < last.busy_ms
             or queue_ms < last.queue_ms
         ):
-            self._unwrap(now)
-        self._last, self._line = now, line
+            self._unwrap(current)
+        self._last, self._line = current, line
         self._values = [
             read_bytes,
             reads,
@@ -163,12 +163,12 @@ class _Disk:
         ]
         return self._values
 
-    def _unwrap(self, now: DiskStats) -> None:
+    def _unwrap(self, current: DiskStats) -> None:
         last, carry = self._last, self._carry_ms
-        if now.reads < last.reads or now.writes < last.writes:
+        if current.reads < last.reads or current.writes < last.writes:
             carry[:] = (0, 0, 0, 0)  # another disk, or this disk plugged in again
             return
         times = ("read_ms", "write_ms", "busy_ms", "queue_ms")
         for index, name in enumerate(times):
-            if getattr(now, name) < getattr(last, name):
+            if getattr(current, name) < getattr(last, name):
                 carry[index] += _WRAP

@@ -150,8 +150,8 @@ class NetworkCollector:
 
     def events(self) -> list[tuple[str, dict[str, str]]]:
         """Return the bond members that went down or came back since the last call."""
-        taken, self._events = self._events, []
-        return taken
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
         """Close all files."""
@@ -222,8 +222,8 @@ def _build_pause_rule(direction: str) -> _Rule:
         rf"|{d}_flow_control_xoff|{d}_pb_\d+_pxoff|frames_{d}_pause|frames_{d}_pripause"
         rf"|{d}_pause_prio_\d"
     )
-    whole = rf"{d}_pause_ctrl_phy|{d}_global_pause"
-    return _Rule(signals.NET_PAUSE_FRAMES, d, re.compile(parts), re.compile(whole))
+    whole_pattern = rf"{d}_pause_ctrl_phy|{d}_global_pause"
+    return _Rule(signals.NET_PAUSE_FRAMES, d, re.compile(parts), re.compile(whole_pattern))
 
 
 def _build_pause_duration_rule(direction: str) -> _Rule:
@@ -299,10 +299,10 @@ def build_columns(nic: str, names: Sequence[str]) -> list[EthtoolColumn]:
     columns = []
     for rule in ETHTOOL_RULES:
         parts = _find_matches(rule.parts, names) or _find_matches(rule.spare, names)
-        whole = _find_matches(rule.whole, names)
-        if parts or whole:
+        whole_names = _find_matches(rule.whole, names)
+        if parts or whole_names:
             device = f"{nic} {rule.direction}".rstrip()
-            columns.append(EthtoolColumn(rule.signal, device, parts, whole, rule.factor))
+            columns.append(EthtoolColumn(rule.signal, device, parts, whole_names, rule.factor))
     return columns + _build_priority_columns(nic, names)
 
 
@@ -418,11 +418,11 @@ class EthtoolCollector:
 
         Raises: NothingNew when there are none.
         """
-        taken = self._first or self._reader.take()
+        reading = self._first or self._reader.take()
         self._first = None
-        if taken is None:
+        if reading is None:
             raise NothingNew
-        self.sampled_ns, values = taken
+        self.sampled_ns, values = reading
         return values
 
     def close(self) -> None:

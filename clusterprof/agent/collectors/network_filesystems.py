@@ -233,11 +233,11 @@ class CifsCollector:
         self._debug = open_file(folder / "DebugData", longest_record=LONG_RECORDS)
         self._points = network_mounts.find_share_mount_points(self._mountinfo())
         self._turns: dict[str, tuple[int, int]] = {}
-        now = self._now()
-        if not now:
+        values = self._now()
+        if not values:
             self.close()
             raise Unavailable("absent", "no CIFS file system is mounted", "")
-        self._columns = list(now)
+        self._columns = list(values)
         return self._columns
 
     def sample(self) -> Sequence[Value]:
@@ -248,10 +248,10 @@ class CifsCollector:
         if self._pid is None and self._context.job_pids():
             # the job may have the shares mounted at other places than this process
             raise DevicesChanged
-        now = self._now()
-        if list(now) != self._columns:
+        values = self._now()
+        if list(values) != self._columns:
             raise DevicesChanged
-        return list(now.values())
+        return list(values.values())
 
     def close(self) -> None:
         """Close both files."""
@@ -449,11 +449,11 @@ class LustreCollector:
         if self._pid is None and self._context.job_pids():
             # the job may have the file systems mounted at other places than this process
             raise DevicesChanged
-        taken = self._first or self._reader.take()
+        reading = self._first or self._reader.take()
         self._first = None
-        if taken is None:
+        if reading is None:
             raise NothingNew
-        self.sampled_ns, values = taken
+        self.sampled_ns, values = reading
         return values
 
     def close(self) -> None:
@@ -490,8 +490,10 @@ class LustreCollector:
             if self._find_mounts() != self._mounts:
                 raise DevicesChanged
             self._full_read_ns = now_ns
-        known = self._calls or [() for _ in self._mount_readers]
-        readings = [reader.read(full, calls) for reader, calls in zip(self._mount_readers, known)]
+        calls_of_mount = self._calls or [() for _ in self._mount_readers]
+        readings = [
+            reader.read(full, calls) for reader, calls in zip(self._mount_readers, calls_of_mount)
+        ]
         calls = [tuple(reading.calls) for reading in readings]
         if self._calls and calls != self._calls:
             raise DevicesChanged  # a kind of call occurred for the first time

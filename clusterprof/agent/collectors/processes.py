@@ -134,9 +134,9 @@ class ProcessesCollector:
         self._tree.close()
 
     def _search(self, now_ns: int) -> None:
-        known = self._context.readings.pids()
-        if known:  # the collector `threads` searches the process tree too, and more often
-            for pid in known:
+        job_pids = self._context.readings.pids()
+        if job_pids:  # the collector `threads` searches the process tree too, and more often
+            for pid in job_pids:
                 if pid not in self._open:
                     self._add_process(pid)
             return
@@ -234,21 +234,21 @@ def _read_script(folder: str) -> bytes:
         words = read_file_start(f"{folder}/cmdline").split(b"\0")[1:]
     except OSError:
         return b""
-    for at, word in enumerate(words):
-        after = words[at + 1] if at + 1 < len(words) else b""
+    for index, word in enumerate(words):
+        after = words[index + 1] if index + 1 < len(words) else b""
         if word == b"-m":
             return b"-m " + after[:_MAX_SCRIPT_BYTES] if _MODULE.fullmatch(after) else b""
         if word == b"-c":  # as `multiprocessing` starts its processes
             return b"multiprocessing" if after.startswith(b"from multiprocessing") else b""
-        if word == b"-" or (word and not word.startswith(b"-") and not _is_value(words, at)):
+        if word == b"-" or (word and not word.startswith(b"-") and not _is_value(words, index)):
             name = word.rpartition(b"/")[2]
             return name[:_MAX_SCRIPT_BYTES] if name.endswith(b".py") else b""
     return b""
 
 
-def _is_value(words: list[bytes], at: int) -> bool:
+def _is_value(words: list[bytes], index: int) -> bool:
     """Return whether a word belongs to the option of Python before it."""
-    return at > 0 and words[at - 1] in (b"-X", b"-W")
+    return index > 0 and words[index - 1] in (b"-X", b"-W")
 
 
 PLACEMENT_COLUMNS = ("t_ns", "pid", "processor", "cpus_allowed", "nodes_allowed")
@@ -307,10 +307,10 @@ class PlacementCollector:
         Raises: Unavailable ("denied") when /proc hides the job.
         """
         now_ns = self._clock()
-        known = {*self._context.readings.pids(), *self._context.job_pids()}
-        if now_ns < self._due_ns and known == self._read_ns.keys():
+        pids = {*self._context.readings.pids(), *self._context.job_pids()}
+        if now_ns < self._due_ns and pids == self._read_ns.keys():
             return []
-        self._read_ns = {pid: self._read_ns.get(pid, _NEVER_NS) for pid in sorted(known)}
+        self._read_ns = {pid: self._read_ns.get(pid, _NEVER_NS) for pid in sorted(pids)}
         due = [
             pid
             for pid, looked_ns in self._read_ns.items()

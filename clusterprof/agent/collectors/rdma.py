@@ -143,11 +143,11 @@ class RdmaCollector:
 
         Raises: NothingNew when there are none.
         """
-        taken = self._first or self._reader.take()
+        reading = self._first or self._reader.take()
         self._first = None
-        if taken is None:
+        if reading is None:
             raise NothingNew
-        self.sampled_ns, values = taken
+        self.sampled_ns, values = reading
         return values
 
     def close(self) -> None:

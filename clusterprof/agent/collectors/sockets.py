@@ -200,22 +200,24 @@ class SocketsCollector:
         return is_local
 
     def _query(self, connections: Connections) -> None:
-        known = list(self._known.items())
-        if len(known) > _BATCH_CONNECTIONS:
-            turn = self._turn % len(known)
-            known = (known[turn:] + known[:turn])[:_MAX_PER_TICK]
+        connections_by_inode = list(self._known.items())
+        if len(connections_by_inode) > _BATCH_CONNECTIONS:
+            turn = self._turn % len(connections_by_inode)
+            connections_by_inode = (connections_by_inode[turn:] + connections_by_inode[:turn])[
+                :_MAX_PER_TICK
+            ]
         ends_ns = self._clock() + _TICK_NS
-        for begin in range(0, len(known), _BATCH_CONNECTIONS):
-            self._query_batch(connections, known[begin : begin + _BATCH_CONNECTIONS])
+        for begin in range(0, len(connections_by_inode), _BATCH_CONNECTIONS):
+            self._query_batch(connections, connections_by_inode[begin : begin + _BATCH_CONNECTIONS])
             self._turn += _BATCH_CONNECTIONS
             if self._clock() >= ends_ns:
                 break  # the remaining connections come first in the next tick
 
     def _query_batch(
-        self, connections: Connections, known: Sequence[tuple[int, JobConnection]]
+        self, connections: Connections, batch: Sequence[tuple[int, JobConnection]]
     ) -> None:
         for (inode, connection), state in zip(
-            known, connections.query([connection.listed for _, connection in known])
+            batch, connections.query([connection.listed for _, connection in batch])
         ):
             is_open = state is not None and state.state == ESTABLISHED
             # A connection that waits after its end (TIME_WAIT) has lost its counters.
@@ -233,18 +235,18 @@ class SocketsCollector:
         if read is None or read.id != connection.listed.id:
             read = self._read[inode] = _ConnectionReading(connection)
         read.state = state
-        now = _GET_COUNTERS(state.info)
+        counters = _GET_COUNTERS(state.info)
         before = (
             read.counters
             if read.counters is not None
-            else now
+            else counters
             if connection.existed_before
             else _ZERO
         )
-        read.made_progress = now[_ACKED] is None or now[_ACKED] != before[_ACKED]
-        if now != before or None in now:
-            nic.add(now, before)
-        read.counters = now
+        read.made_progress = counters[_ACKED] is None or counters[_ACKED] != before[_ACKED]
+        if counters != before or None in counters:
+            nic.add(counters, before)
+        read.counters = counters
 
 
 class _ConnectionReading:
@@ -266,10 +268,10 @@ class _NicTotals:
     def __init__(self) -> None:
         self._totals: list[int | None] = [0] * len(COUNTERS)
 
-    def add(self, now: Sequence[int | None], before: Sequence[int | None]) -> None:
+    def add(self, current: Sequence[int | None], before: Sequence[int | None]) -> None:
         """Add the growth of one connection's counters since its previous reading."""
         for index, (_, field) in enumerate(COUNTERS):
-            later, earlier, total = now[index], before[index], self._totals[index]
+            later, earlier, total = current[index], before[index], self._totals[index]
             if later is None or earlier is None or total is None:
                 self._totals[index] = None
             else:
@@ -300,13 +302,13 @@ def _compute_gauges(reads: Sequence[_ConnectionReading]) -> list[Value]:
 
 
 def _sum_known(values: Sequence[int | None]) -> Value:
-    known = [value for value in values if value is not None]
-    return _NOT_REPORTED if len(known) < len(values) else sum(known)
+    known_values = [value for value in values if value is not None]
+    return _NOT_REPORTED if len(known_values) < len(values) else sum(known_values)
 
 
 def _compute_median(values: Sequence[int | None]) -> Value:
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else _NOT_MEASURED
+    known_values = sorted(value for value in values if value is not None)
+    return known_values[len(known_values) // 2] if known_values else _NOT_MEASURED
 
 
 _ZERO = (0,) * len(COUNTERS)

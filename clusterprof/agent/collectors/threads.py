@@ -106,8 +106,8 @@ class ThreadsCollector(DeferredCollector):
         """
         now_ns = self._clock()
         self._search(now_ns)
-        readings, gone = read_main_threads(self._main.values(), now_ns)
-        for thread in gone:
+        readings, ended = read_main_threads(self._main.values(), now_ns)
+        for thread in ended:
             self._remove_process(thread.pid)
         for key, thread in list(self._others.items()) if self._others else ():
             if not self._read_thread(thread, now_ns, readings):
@@ -210,7 +210,7 @@ class ThreadsCollector(DeferredCollector):
                 thread.close()
 
     def _list_threads(self, now_ns: int, readings: list[ThreadReading]) -> None:
-        known = {(thread.pid, thread.tid) for thread in self._idle} | self._others.keys()
+        listed = {(thread.pid, thread.tid) for thread in self._idle} | self._others.keys()
         new = 0
         for pid in self._main:
             try:
@@ -218,7 +218,7 @@ class ThreadsCollector(DeferredCollector):
             except OSError:
                 continue
             for tid in tids:
-                if tid != pid and (pid, tid) not in known and new < _MAX_NEW_THREADS:
+                if tid != pid and (pid, tid) not in listed and new < _MAX_NEW_THREADS:
                     new += 1
                     self._add_thread(pid, tid, now_ns, readings)
         self._listing_needed = new >= _MAX_NEW_THREADS

@@ -74,9 +74,9 @@ def _find_process_devices(
     process: RankProcess, allowed: Sequence[str], checks: Sequence[SourceCheck]
 ) -> tuple[Sequence[str], str]:
     pids = {process.pid, *process.below}
-    seen = [device for check in checks for pid, device in check.users if pid in pids]
-    if seen:
-        return list(dict.fromkeys(seen)), SEEN
+    device_ids = [device for check in checks for pid, device in check.users if pid in pids]
+    if device_ids:
+        return list(dict.fromkeys(device_ids)), SEEN
     if process.device:
         return [process.device], REGISTERED
     if len(allowed) == 1:
@@ -87,27 +87,29 @@ def _find_process_devices(
     return [], ""
 
 
-def list_visible_devices(collector: str, devices: Devices, chosen: Mapping[str, str]) -> list[str]:
+def list_visible_devices(
+    collector: str, devices: Devices, variables: Mapping[str, str]
+) -> list[str]:
     """Return the ids of the devices visible to a process with these variables, in its order."""
     ids = [str(device.get("id", "")) for device in devices]
     if collector == "gpu_nvidia":
-        return _select_visible(ids, chosen.get("CUDA_VISIBLE_DEVICES"))
+        return _select_visible(ids, variables.get("CUDA_VISIBLE_DEVICES"))
     if collector == "gpu_amd":
-        rocr_ids = _select_visible(ids, chosen.get("ROCR_VISIBLE_DEVICES"))
-        return _select_visible(rocr_ids, chosen.get("HIP_VISIBLE_DEVICES"))
+        rocr_ids = _select_visible(ids, variables.get("ROCR_VISIBLE_DEVICES"))
+        return _select_visible(rocr_ids, variables.get("HIP_VISIBLE_DEVICES"))
     if collector == "gpu_intel":
-        mask = chosen.get("ZE_AFFINITY_MASK")
+        mask = variables.get("ZE_AFFINITY_MASK")
         words = None if not mask else [word.partition(".")[0] for word in mask.split(",")]
         return _select_visible(ids, None if words is None else ",".join(dict.fromkeys(words)))
     if collector == "gpu_neuron":
-        cores = chosen.get("NEURON_RT_VISIBLE_CORES")
+        cores = variables.get("NEURON_RT_VISIBLE_CORES")
         return (
             ids
             if cores is None
             else _select_visible(ids, ",".join(map(str, _parse_numbers(cores))))
         )
     if collector == "gpu_tpu":
-        return _select_visible(ids, chosen.get("TPU_VISIBLE_CHIPS"))
+        return _select_visible(ids, variables.get("TPU_VISIBLE_CHIPS"))
     return ids
 
 

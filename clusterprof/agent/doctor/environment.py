@@ -143,12 +143,12 @@ def _find_recorded_run(
         return None, []
     own_run_dir = build_run_dir_path(choose_base(environ), identity.read_short_boot_id(roots), job)
     slurm_job = environ.get("SLURM_JOB_ID", "")
-    others = (
+    run_dirs = (
         own_run_dir.parent.glob(f"{own_run_dir.name[: -len(job)]}{slurm_job}.*")
         if slurm_job.isalnum()
         else ()
     )
-    for run_dir in (own_run_dir, *sorted(others)):
+    for run_dir in (own_run_dir, *sorted(run_dirs)):
         registered = _list_registered(roots, run_dir)
         if registered:
             return run_dir, registered
@@ -263,11 +263,11 @@ def _has_parent_of_same_rank(candidates: Mapping[int, tuple[int, RankProcess]], 
 
 
 def _make_process(pid: int, variables: Mapping[str, str], device: str, here: bool) -> RankProcess:
-    chosen = {
+    device_variables = {
         name: variables[name][:_VALUE_CHARACTERS] for name in DEVICE_VARIABLES if name in variables
     }
     rank, local = identity.find_global_rank(variables), identity.find_node_local_rank(variables)
-    return RankProcess(pid, rank, local, device, chosen, here)
+    return RankProcess(pid, rank, local, device, device_variables, here)
 
 
 def _read_environ(roots: Roots, pid: int) -> dict[str, str] | None:

@@ -290,23 +290,25 @@ def describe_file_systems(
         mounts = parse_mountinfo(read_file_once(roots.proc / "self/mountinfo"))
     except Unavailable as reason:
         return [
-            {"what": what, "path": path, "problem": reason.message} for what, path in places if path
+            {"what": purpose, "path": path, "problem": reason.message}
+            for purpose, path in places
+            if path
         ]
     return [
-        _describe_file_system(what, path, mounts, resolve_path, read_statvfs)
-        for what, path in places
+        _describe_file_system(purpose, path, mounts, resolve_path, read_statvfs)
+        for purpose, path in places
         if path
     ]
 
 
 def _describe_file_system(
-    what: str,
+    purpose: str,
     path: str,
     mounts: list[Mount],
     resolve_path: Callable[[str], str],
     read_statvfs: Callable[[str], Any],
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"what": what, "path": path}
+    entry: dict[str, Any] = {"what": purpose, "path": path}
     real_path = run_with_timeout(_TIMEOUT_S, lambda: resolve_path(path))
     if real_path is None:
         entry["problem"] = "the path does not answer"
@@ -387,20 +389,20 @@ def find_file_system_changes(
     """Return suggested changes for file systems that slow the job down or are too small."""
     out: list[SuggestedChange] = []
     for entry in entries:
-        what, path, type_ = entry["what"], entry["path"], entry.get("type", "")
+        purpose, path, type_ = entry["what"], entry["path"], entry.get("type", "")
         if "problem" in entry:
             continue
         size = entry.get("size_bytes")
-        if what == "shared memory" and size is not None and size < _SMALL_SHM_BYTES:
+        if purpose == "shared memory" and size is not None and size < _SMALL_SHM_BYTES:
             message = f"{path} has {size >> 20:,} MiB: dataloader workers pass batches through it"
             remedy = "docker run --shm-size or --ipc=host; outside a container, remount it larger"
             if "Kubernetes" in launchers:
                 remedy = "an emptyDir with medium: Memory mounted at /dev/shm"
             out.append(SuggestedChange("files", message, remedy, JOB))
-        if what == "TMPDIR" and _is_remote(type_):
+        if purpose == "TMPDIR" and _is_remote(type_):
             message = f"temporary files ({path}) go to a server ({type_})"
             out.append(SuggestedChange("files", message, "set TMPDIR to a local folder", USER))
-        if what == "TMPDIR" and entry.get("free_bytes", _SMALL_TMP_BYTES) < _SMALL_TMP_BYTES:
+        if purpose == "TMPDIR" and entry.get("free_bytes", _SMALL_TMP_BYTES) < _SMALL_TMP_BYTES:
             message = f"{path} has {entry['free_bytes'] >> 20:,} MiB left"
             out.append(
                 SuggestedChange("files", message, "set TMPDIR to a folder with more room", USER)
@@ -410,7 +412,7 @@ def find_file_system_changes(
             message = f"{entry['point']} is mounted noac: every stat and open asks the server"
             out.append(SuggestedChange("files", message, "mount it without noac", ADMIN))
         if type_ in _NFS_TYPES and "proto=tcp" in options.values() and "nconnect" not in options:
-            message = f"{entry['point']} ({what}) has one TCP connection to its server"
+            message = f"{entry['point']} ({purpose}) has one TCP connection to its server"
             remedy = "mount it with nconnect=8 (Linux 5.3 or later), or over RDMA"
             out.append(SuggestedChange("files", message, remedy, ADMIN))
         if "sync" in options:

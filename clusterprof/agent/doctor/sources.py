@@ -219,8 +219,8 @@ def _summarize_sample(name: str, columns: Sequence[Any], sample: Sequence[Any]) 
     shown_values = f"{len(devices_by_signal)} signals" if columns else "nothing yet"
     if devices:
         shown = devices[:_MAX_SHOWN_DEVICES]
-        more = ", …" if len(devices) > len(shown) else ""
-        shown_values += f" of {', '.join(shown)}{more}"
+        ellipsis = ", …" if len(devices) > len(shown) else ""
+        shown_values += f" of {', '.join(shown)}{ellipsis}"
     gaps = [
         gap
         for reason, places in reasons.items()
@@ -355,8 +355,8 @@ def _get_down_members(nic: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _format_names(names: Sequence[str]) -> str:
-    more = ", …" if len(names) > _MAX_SHOWN_NAMES else ""
-    return ", ".join(names[:_MAX_SHOWN_NAMES]) + more
+    ellipsis = ", …" if len(names) > _MAX_SHOWN_NAMES else ""
+    return ", ".join(names[:_MAX_SHOWN_NAMES]) + ellipsis
 
 
 def _describe_rails(layout: Mapping[str, Any]) -> Iterator[str]:

@@ -175,11 +175,11 @@ class RemoteDevice:
         """Apply [place, value, …]; the first answer of a helper contains every signal."""
         if len(changes) == 2 * len(self.signals):
             self._latest = [_NO_ANSWER_YET] * len(self.signals)
-        for place, value in zip(changes[::2], changes[1::2]):
-            if place >= len(self._latest):  # more signals than the device announced
+        for index, value in zip(changes[::2], changes[1::2]):
+            if index >= len(self._latest):  # more signals than the device announced
                 self._latest = []
                 return
-            self._latest[place] = _decode_value(value)
+            self._latest[index] = _decode_value(value)
 
     def _finish_request(self, now_ns: int) -> list[tuple[str, dict[str, Any]]]:
         sent_ns, self._sent_ns = self._sent_ns, None

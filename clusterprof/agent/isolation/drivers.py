@@ -144,13 +144,17 @@ class DeviceProcessMapper:
     def _assign_devices(self, job: Sequence[int]) -> dict[int, str]:
         works_on = {}
         for pid in job:
-            held = {
+            memory_bytes = {
                 device: held_by_pid[pid]
                 for device, held_by_pid in self._held.items()
                 if pid in held_by_pid
             }
             # The driver does not always report the memory; with a single device it is not needed.
-            device = next(iter(held)) if len(held) == 1 else find_main_device(held)
+            device = (
+                next(iter(memory_bytes))
+                if len(memory_bytes) == 1
+                else find_main_device(memory_bytes)
+            )
             if device and self._is_same_process(pid):
                 works_on[pid] = device
         return works_on

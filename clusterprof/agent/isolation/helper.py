@@ -165,9 +165,9 @@ def _list_changes(sent: list[Any], sampled: Sequence[Any]) -> list[Any]:
     if len(sent) != len(sampled):
         sent = [_NO_VALUE] * len(sampled)
     changes: list[Any] = []
-    for place, (old, new) in enumerate(zip(sent, sampled)):
+    for index, (old, new) in enumerate(zip(sent, sampled)):
         if new is not old and (new != old or type(new) is not type(old)):
-            changes += (place, _encode_value(new))
+            changes += (index, _encode_value(new))
     return changes
 
 
@@ -206,10 +206,10 @@ def _release_memory() -> None:
 
 def _is_in_kernel() -> bool:
     """Return whether another thread runs or sleeps uninterruptibly, perhaps in a driver call."""
-    own = str(threading.get_native_id())
+    own_tid = str(threading.get_native_id())
     for tid in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{tid}/stat", "rb") as file:
-            if tid != own and file.read().rpartition(b") ")[2][:1] in (b"D", b"R"):
+            if tid != own_tid and file.read().rpartition(b") ")[2][:1] in (b"D", b"R"):
                 return True
     return False
 

@@ -116,9 +116,10 @@ def write_private_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, mode)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]  # a second write only to learn the error
+        remaining = memoryview(content)
+        while remaining:
+            # a second write only to learn the error
+            remaining = remaining[os.write(descriptor, remaining) :]
     except OSError as error:
         os.unlink(temporary)
         raise OSError(error.errno, error.strerror, str(path)) from error

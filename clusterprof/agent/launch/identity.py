@@ -159,13 +159,13 @@ def find_command_job(command: Sequence[str]) -> str | None:
     return None
 
 
-def make_job_name(what: str = "node") -> str:
+def make_job_name(subject: str = "node") -> str:
     """Make a unique job name that people can read: train@20261123-224518-4f2a.
 
-    what: the script, or what else is recorded. The time is local. No launcher's name has an @.
+    subject: the script, or what else is recorded. The time is local. No launcher's name has an @.
     """
     when = time.strftime("%Y%m%d-%H%M%S")
-    return f"{escape_name(what)[:_MAX_SCRIPT_CHARACTERS]}@{when}-{os.urandom(2).hex()}"
+    return f"{escape_name(subject)[:_MAX_SCRIPT_CHARACTERS]}@{when}-{os.urandom(2).hex()}"
 
 
 def find_script_name(command: Sequence[str]) -> str:

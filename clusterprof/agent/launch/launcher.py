@@ -402,8 +402,8 @@ def record_command(
     except Exception as error:  # whatever it is, a lack of memory too: the job runs
         if request.inject == "strict":
             raise error if isinstance(error, CannotStart) else CannotStart(str(error)) from error
-        what = error if isinstance(error, ClusterprofError | OSError) else repr(error)
-        print_line(f"clusterprof: {missing}: {what}")
+        problem = error if isinstance(error, ClusterprofError | OSError) else repr(error)
+        print_line(f"clusterprof: {missing}: {problem}")
     replace_process(program, request.command, environment)
 
 
@@ -569,8 +569,8 @@ def _format_joined_line(run_dir: Path) -> str:
 
 def find_chosen_folder(out: Path, reply: Mapping[str, Any]) -> Path:
     """Return the folder that the recorder chose: `out`, or one in it."""
-    chosen = Path(reply["folder"]).parent if reply.get("folder") else out.absolute()
-    return out / chosen.relative_to(out.absolute()) if chosen != out.absolute() else out
+    folder = Path(reply["folder"]).parent if reply.get("folder") else out.absolute()
+    return out / folder.relative_to(out.absolute()) if folder != out.absolute() else out
 
 
 def record_in_foreground(

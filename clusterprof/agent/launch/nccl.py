@@ -102,8 +102,8 @@ def find_inspector_plugin(environ: Mapping[str, str]) -> str | None:
         return None
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)[:_MAX_LIBRARY_FOLDERS]
     home = environ.get("NCCL_HOME", "")
-    own = [folder for folder in (*folders, f"{home}/lib" if home else "") if folder]
-    for folder in (*own, *_PLUGIN_FOLDERS):
+    job_folders = [folder for folder in (*folders, f"{home}/lib" if home else "") if folder]
+    for folder in (*job_folders, *_PLUGIN_FOLDERS):
         path = os.path.join(folder, _PLUGIN_NAME)
         if folder.startswith("/") and os.path.isfile(path):
             return path

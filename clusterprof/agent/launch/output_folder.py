@@ -96,26 +96,31 @@ def choose_output_folder(out: Path, ours: JobIdentity) -> Path:
     named = [out / strip_restart(ours.job)] if ours.named else []
     numbered = (out / f"run-{number}" for number in range(2, _MAX_RUNS))
     for folder in itertools.chain([out], named, numbered):
-        if all(_is_same_job(other, ours, is_live) for other, is_live in _read_jobs(folder, ours)):
+        if all(
+            _is_same_job(recorded_job, ours, is_live)
+            for recorded_job, is_live in _read_jobs(folder, ours)
+        ):
             return folder
     raise CannotStart(
         f"{out}: holds {_MAX_RUNS} recordings of other jobs", "give another output folder"
     )
 
 
-def _is_same_job(other: JobIdentity | None, ours: JobIdentity, is_live: bool) -> bool:
-    """Decide whether a recording belongs to our job. other: None = its header is unreadable."""
-    if other is None:
+def _is_same_job(recorded: JobIdentity | None, ours: JobIdentity, is_live: bool) -> bool:
+    """Decide whether a recording belongs to our job. recorded: None = its header is unreadable."""
+    if recorded is None:
         return False
-    if other.named or ours.named:
-        return other.named == ours.named and strip_restart(other.job) == strip_restart(ours.job)
-    if other.machine == ours.machine and other.job == ours.job:
+    if recorded.named or ours.named:
+        return recorded.named == ours.named and strip_restart(recorded.job) == strip_restart(
+            ours.job
+        )
+    if recorded.machine == ours.machine and recorded.job == ours.job:
         return True
     if not is_live:
         return False
-    if other.rendezvous and other.rendezvous == ours.rendezvous:
+    if recorded.rendezvous and recorded.rendezvous == ours.rendezvous:
         return True
-    return other.machine != ours.machine and not (other.rendezvous and ours.rendezvous)
+    return recorded.machine != ours.machine and not (recorded.rendezvous and ours.rendezvous)
 
 
 def _read_jobs(folder: Path, ours: JobIdentity) -> Iterator[tuple[JobIdentity | None, bool]]:

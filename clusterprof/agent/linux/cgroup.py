@@ -90,8 +90,8 @@ def find_cgroup(roots: Roots, pid: int | None, controller: str) -> CgroupFolder:
     "unified" requests the version 2 hierarchy regardless of its controllers.
     Raises: Unavailable when the process has no such cgroup or it is not mounted here.
     """
-    who = "self" if pid is None else str(pid)
-    memberships = parse_memberships(read_file_once(roots.proc / who / "cgroup"))
+    proc_entry = "self" if pid is None else str(pid)
+    memberships = parse_memberships(read_file_once(roots.proc / proc_entry / "cgroup"))
     mounts = parse_mountinfo(read_file_once(roots.proc / "self" / "mountinfo"))
     if controller in memberships:
         version = 1
@@ -100,10 +100,10 @@ def find_cgroup(roots: Roots, pid: int | None, controller: str) -> CgroupFolder:
         version, controller = 2, ""
         hits = [m for m in mounts if m.type == "cgroup2"]
     else:
-        raise Unavailable("absent", f"process {who} is in no cgroup of {controller}", "")
+        raise Unavailable("absent", f"process {proc_entry} is in no cgroup of {controller}", "")
     if not hits:
         raise Unavailable(
-            "absent", f"no cgroup file system for process {who} is mounted", _MOUNT_REMEDY
+            "absent", f"no cgroup file system for process {proc_entry} is mounted", _MOUNT_REMEDY
         )
     root = _resolve_mount_point(roots, hits[-1].point)
     folder = _resolve_cgroup_folder(root, hits[-1], memberships[controller])
@@ -174,23 +174,23 @@ def read_memory_limit(folder: Path, version: int) -> int | None:
     return int(text)
 
 
-def find_tightest_quota(place: CgroupFolder) -> tuple[Path, float | None]:
+def find_tightest_quota(cgroup_folder: CgroupFolder) -> tuple[Path, float | None]:
     """Find the level with the smallest CPU quota; the process's own level without a quota."""
-    return _find_tightest_limit(place, read_quota)
+    return _find_tightest_limit(cgroup_folder, read_quota)
 
 
-def find_tightest_memory_limit(place: CgroupFolder) -> tuple[Path, int | None]:
+def find_tightest_memory_limit(cgroup_folder: CgroupFolder) -> tuple[Path, int | None]:
     """Find the level with the smallest memory limit; the process's own level without one."""
-    return _find_tightest_limit(place, read_memory_limit)
+    return _find_tightest_limit(cgroup_folder, read_memory_limit)
 
 
 def _find_tightest_limit(
-    place: CgroupFolder, read: Callable[[Path, int], _Limit | None]
+    cgroup_folder: CgroupFolder, read: Callable[[Path, int], _Limit | None]
 ) -> tuple[Path, _Limit | None]:
-    best: tuple[Path, _Limit | None] = (place.folder, None)
-    for level in place.list_levels():
+    best: tuple[Path, _Limit | None] = (cgroup_folder.folder, None)
+    for level in cgroup_folder.list_levels():
         try:
-            limit = read(level, place.version)
+            limit = read(level, cgroup_folder.version)
         except Unavailable:
             continue  # the root has no such file, and a level may be unreadable for us
         if limit is not None and (best[1] is None or limit < best[1]):

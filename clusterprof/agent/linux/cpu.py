@@ -130,17 +130,19 @@ def parse_cores(data: bytes) -> dict[str, CpuTimes]:
     }
 
 
-def remove_backward_steps(now: CpuTimes, before: CpuTimes | None) -> CpuTimes:
-    """Return `now` without small backward steps of idle and iowait.
+def remove_backward_steps(current: CpuTimes, before: CpuTimes | None) -> CpuTimes:
+    """Return `current` without small backward steps of idle and iowait.
 
     A decreasing counter looks like a reset and invalidates the interval. A step of more than 3 s is
     a reset (the core was offline in between) and stays.
     """
-    if before is None or (now.idle_ns >= before.idle_ns and now.iowait_ns >= before.iowait_ns):
-        return now
-    return now._replace(
-        idle_ns=_limit_backward_step(now.idle_ns, before.idle_ns),
-        iowait_ns=_limit_backward_step(now.iowait_ns, before.iowait_ns),
+    if before is None or (
+        current.idle_ns >= before.idle_ns and current.iowait_ns >= before.iowait_ns
+    ):
+        return current
+    return current._replace(
+        idle_ns=_limit_backward_step(current.idle_ns, before.idle_ns),
+        iowait_ns=_limit_backward_step(current.iowait_ns, before.iowait_ns),
     )
 
 
@@ -172,13 +174,13 @@ class CpuWaits(NamedTuple):
 def parse_schedstat(data: bytes) -> dict[str, CpuWaits]:
     """Parse the times of every CPU in the file; keys are CPU numbers as text."""
     waits = {}
-    at = data.find(b"\ncpu")
-    while at >= 0:
-        stop = data.find(b"\n", at + 1)
-        words = data[at + 4 : stop if stop >= 0 else len(data)].split()
+    offset = data.find(b"\ncpu")
+    while offset >= 0:
+        stop = data.find(b"\n", offset + 1)
+        words = data[offset + 4 : stop if stop >= 0 else len(data)].split()
         if len(words) >= 10:
             waits[words[0].decode()] = CpuWaits(int(words[-3]), int(words[-2]))
-        at = data.find(b"\ncpu", at + 1)
+        offset = data.find(b"\ncpu", offset + 1)
     return waits
 
 

@@ -201,8 +201,10 @@ class ParsedFile(Generic[Meaning]):
 
     __slots__ = ("_data", "_meaning", "_parse", "file")
 
-    def __init__(self, held: OpenFile | MissingFile, parse: Callable[[bytes], Meaning]) -> None:
-        self.file = held
+    def __init__(
+        self, open_file: OpenFile | MissingFile, parse: Callable[[bytes], Meaning]
+    ) -> None:
+        self.file = open_file
         self._parse = parse
         self._data: bytes | None = None
         self._meaning: Meaning
@@ -323,16 +325,16 @@ class NumberFinder:
         values: list[int | None] = []
         places, end = self._places, self._end
         for index, word in enumerate(self._words):
-            at = places[index]
-            if not data.startswith(word, at) or (at and data[at - 1] != 10):
-                at = _find_line(data, word)
-                if at < 0:
+            offset = places[index]
+            if not data.startswith(word, offset) or (offset and data[offset - 1] != 10):
+                offset = _find_line(data, word)
+                if offset < 0:
                     values.append(None)
                     continue
-                places[index] = at
-            at += len(word)
-            stop = data.find(end, at)
-            values.append(int(data[at:] if stop < 0 else data[at:stop]))
+                places[index] = offset
+            offset += len(word)
+            stop = data.find(end, offset)
+            values.append(int(data[offset:] if stop < 0 else data[offset:stop]))
         return values
 
 
@@ -384,8 +386,8 @@ def _find_line(data: bytes, word: bytes) -> int:
     """Return the offset of the line that begins with `word`, -1 when there is none."""
     if data.startswith(word):
         return 0
-    at = data.find(b"\n" + word)
-    return at if at < 0 else at + 1
+    offset = data.find(b"\n" + word)
+    return offset if offset < 0 else offset + 1
 
 
 _MOVED_TO, _ONLY_FOLDERS = 0x80, 0x0100_0000

@@ -97,8 +97,8 @@ def parse_driver_error(record: bytes) -> DriverError | None:
     """Parse an NVIDIA driver error from a record; None when the record is no such error."""
     if b"Xid (" not in record:  # nearly all records
         return None
-    head, _, rest = record.decode("utf-8", "replace").partition(";")
-    line = rest.partition("\n")[0]
+    head, _, text = record.decode("utf-8", "replace").partition(";")
+    line = text.partition("\n")[0]
     match = _XID.search(line)
     words = head.split(",")
     if match is None or len(words) < 3 or not words[2].isdecimal():

@@ -255,12 +255,12 @@ def parse_allowed(data: bytes) -> tuple[str, str]:
 
 
 def _find_value(data: bytes, word: bytes) -> str:
-    at = data.find(word)
-    if at < 0:
+    offset = data.find(word)
+    if offset < 0:
         return ""
-    at += len(word)
-    stop = data.find(b"\n", at)
-    return data[at : stop if stop >= 0 else len(data)].strip().decode("ascii", "replace")
+    offset += len(word)
+    stop = data.find(b"\n", offset)
+    return data[offset : stop if stop >= 0 else len(data)].strip().decode("ascii", "replace")
 
 
 FAMILIES = {
@@ -332,8 +332,8 @@ class KernelThreadTimes:
         Raises: Unavailable when no kernel thread is visible.
         """
         alive = list_kernel_threads(self._roots)
-        known = dict.fromkeys(alive)
-        self._families = {pid: name for pid, name in self._families.items() if pid in known}
+        alive_pids = dict.fromkeys(alive)
+        self._families = {pid: name for pid, name in self._families.items() if pid in alive_pids}
         for pid in alive:
             if pid in self._families:
                 continue

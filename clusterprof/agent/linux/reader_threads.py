@@ -74,10 +74,10 @@ class BackgroundReader(Generic[Reading]):
         self.start()
         self.wait(self._wait_seconds)
         self._wait_seconds = min(self._wait_seconds, _LATER_WAIT_SECONDS)
-        taken = self.take()
-        if taken is None:
+        reading = self.take()
+        if reading is None:
             raise SILENT.with_traceback(None)
-        return taken
+        return reading
 
     def start(self) -> None:
         """Start the thread and request the first reading.
@@ -255,15 +255,15 @@ class ParallelReaders(Generic[Reading]):
                     self._start(name)
                 continue
             try:
-                taken = aside.take()
+                reading = aside.take()
             except Unavailable as reason:
                 if reason is not SILENT:
                     raise
                 self._silent.add(name)
                 continue
-            if taken is not None:
+            if reading is not None:
                 self._silent.discard(name)
-                self._taken[name] = taken
+                self._taken[name] = reading
         if len(self._silent) == len(self._readers):
             raise SILENT.with_traceback(None)
         if len(self._taken) + len(self._silent) < len(self._readers) or not self._taken:
@@ -377,18 +377,18 @@ class PollingThread:
         return not self._over.is_set()
 
     def _run(self) -> None:
-        rest = _MIN_RETRY_SECONDS
+        retry_seconds = _MIN_RETRY_SECONDS
         while self._wanted():
             began = time.monotonic()
             try:
                 self._work(self._wanted)
-                pause, rest = self._every_seconds, _MIN_RETRY_SECONDS
+                pause, retry_seconds = self._every_seconds, _MIN_RETRY_SECONDS
             except Unavailable as reason:
                 self._feed.put(reason)
                 if time.monotonic() - began > _MAX_RETRY_SECONDS:
-                    rest = _MIN_RETRY_SECONDS
-                pause, rest = rest, min(2 * rest, _MAX_RETRY_SECONDS)
+                    retry_seconds = _MIN_RETRY_SECONDS
+                pause, retry_seconds = retry_seconds, min(2 * retry_seconds, _MAX_RETRY_SECONDS)
             except Exception as error:
                 self._feed.put(Unavailable("failed", f"{type(error).__name__}: {error}"[:300]))
-                pause, rest = rest, min(2 * rest, _MAX_RETRY_SECONDS)
+                pause, retry_seconds = retry_seconds, min(2 * retry_seconds, _MAX_RETRY_SECONDS)
             self._over.wait(max(0.0, pause - (time.monotonic() - began)))

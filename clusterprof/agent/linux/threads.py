@@ -449,7 +449,7 @@ class Thread:
         if stat and (shared.block_io is not False or not stat.startswith(self._prefix)):
             self._parse_stat(stat, shared)
         state, user, system, block_io, faults = self._facts
-        place = shared.index_wchan(wchan) if state in _STATES_WITH_WCHAN else -1
+        wchan_index = shared.index_wchan(wchan) if state in _STATES_WITH_WCHAN else -1
         return (
             now_ns,
             self.pid,
@@ -461,7 +461,7 @@ class Thread:
             system,
             block_io,
             faults,
-            place,
+            wchan_index,
             self._name,
         )
 
@@ -543,7 +543,7 @@ def read_main_threads(
     more when it ran. Its state is parsed only once it stops running.
     """
     readings: list[ThreadReading] = []
-    gone: list[Thread] = []
+    ended: list[Thread] = []
     for thread in threads:
         try:
             if not thread.has_open_files:
@@ -564,8 +564,8 @@ def read_main_threads(
             readings.append((thread, times, stat, wchan))
         except OSError as error:
             if is_task_gone(error):
-                gone.append(thread)
-    return readings, gone
+                ended.append(thread)
+    return readings, ended
 
 
 def build_rows(

@@ -172,7 +172,7 @@ def run_streaming_tool(
     """
     name = os.path.basename(argv[0])
     process = start_tool(argv, keep_fds)
-    rest, heard = b"", time.monotonic()
+    partial_line, heard = b"", time.monotonic()
     try:
         while wanted():
             data = read_output(process, look_seconds)
@@ -186,10 +186,10 @@ def run_streaming_tool(
                     raise Unavailable("failed", f"{name} has closed its output")
                 stop_tool(process)
                 raise Unavailable("failed", f"{name} has ended ({_describe_exit(process)})")
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
                 handle_line(line)
-            if len(rest) > MAX_OUTPUT_BYTES:
+            if len(partial_line) > MAX_OUTPUT_BYTES:
                 message = f"{name} printed {MAX_OUTPUT_BYTES >> 20} MiB without the end of a line"
                 raise Unavailable("failed", message)
     finally:

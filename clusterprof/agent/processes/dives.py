@@ -85,12 +85,12 @@ class StragglerWatch:
         if self._begun_ns and now_ns - self._begun_ns < self._window_ns:
             return None
         work = [self._measure(rank) for rank in ranks if rank.pid in self._before]
-        known = [item for item in work if item is not None]
-        if len(known) < len(work):
+        known_work = [item for item in work if item is not None]
+        if len(known_work) < len(work):
             return None  # a rank has ended no step yet: the window goes on
         begun_ns, self._begun_ns = self._begun_ns, now_ns
         self._before = {rank.pid: (rank.steps, rank.step_ns, rank.operation_ns) for rank in ranks}
-        culprit = find_straggler(known)
+        culprit = find_straggler(known_work)
         if culprit is None or culprit[0].pid != self._pid:
             self._pid = 0 if culprit is None else culprit[0].pid
             self._since_ns = begun_ns
@@ -118,12 +118,12 @@ def find_straggler(work: Sequence[_Work]) -> tuple[_Work, _Work] | None:
     if len(work) < 2:
         return None
     late = max(work, key=lambda item: (item.own_ns, -item.pid))
-    others = [item for item in work if item is not late]
-    usual_ns = median(item.own_ns for item in others)
+    peers = [item for item in work if item is not late]
+    usual_ns = median(item.own_ns for item in peers)
     excess_ns = late.own_ns - usual_ns
     if late.own_ns < MIN_RATIO * usual_ns or excess_ns < MIN_STEP_SHARE * late.step_ns:
         return None
-    return late, min(others, key=lambda item: (abs(item.own_ns - usual_ns), item.pid))
+    return late, min(peers, key=lambda item: (abs(item.own_ns - usual_ns), item.pid))
 
 
 class Dives:

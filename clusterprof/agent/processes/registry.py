@@ -285,8 +285,8 @@ class Registry:
             return
         self.has_registered = True
         pid, ticks = attributes["pid"], attributes["started_ticks"]
-        known = self._alive.get(pid) == ticks
-        if not known and not self._exit_watcher.watch(pid, ticks):
+        is_known = self._alive.get(pid) == ticks
+        if not is_known and not self._exit_watcher.watch(pid, ticks):
             if self._first:
                 self._forget(pid)  # left over from an earlier recorder of this job
             else:
@@ -427,12 +427,12 @@ class RunDirWatch:
         if self._is_gone or self._folder.read_mtime_ns() is not None:
             return []
         self._is_gone = True
-        what = (
+        problem = (
             f"another program deleted the run directory {self._run_dir} while the job ran: steps"
             " and spans of processes that started later are missing"
         )
-        self._note("run directory", FileNotFoundError(f"{what}; {_GONE_REMEDY}"))
-        return [Gap(now_ns, "probe", "", "", "failed", what, _GONE_REMEDY)]
+        self._note("run directory", FileNotFoundError(f"{problem}; {_GONE_REMEDY}"))
+        return [Gap(now_ns, "probe", "", "", "failed", problem, _GONE_REMEDY)]
 
     def finish(self, now_ns: int) -> list[Record]:
         """Return nothing: at the end the recorder itself removes the run directory."""
@@ -478,8 +478,8 @@ class FlightRecorderDumps:
         """Note where processes that registered since the last call will dump."""
         for name in self._announcements.fresh() or ():
             pid = name.removesuffix(".json")
-            seen = max(len(self._expected), len(self._ranks))
-            if not pid.isdigit() or seen >= MAX_DUMPING_RANKS:
+            rank_count = max(len(self._expected), len(self._ranks))
+            if not pid.isdigit() or rank_count >= MAX_DUMPING_RANKS:
                 continue
             self._note_rank(pid, name)
             try:

@@ -41,25 +41,25 @@ class StackDefinitions:
 
     def add(self, log: bytes) -> None:
         """Read the complete entries at the start of `log`, which continues what was read before."""
-        at = 0
-        while not self.is_invalid and at < len(log):
-            entry = _ENTRIES.get(log[at])
+        offset = 0
+        while not self.is_invalid and offset < len(log):
+            entry = _ENTRIES.get(log[offset])
             if entry is None:
                 self.is_invalid = True
                 break
-            end = at + entry.size
+            end = offset + entry.size
             if end > len(log):
                 break
-            _, *values = entry.unpack_from(log, at)
+            _, *values = entry.unpack_from(log, offset)
             text = ""
             if entry in (layout.FILE_ENTRY, layout.FUNCTION_ENTRY):
                 begin, end = end, end + values.pop()
                 if end > len(log):
                     break
                 text = log[begin:end].decode("utf-8", "replace")
-            self.is_invalid = not self._define(entry, values, text, end - at)
-            at = end
-        self.read_bytes += at
+            self.is_invalid = not self._define(entry, values, text, end - offset)
+            offset = end
+        self.read_bytes += offset
 
     def _define(self, entry: struct.Struct, values: list[int], text: str, size: int) -> bool:
         """Add one definition; return False when it refers to what is not defined."""
@@ -80,10 +80,10 @@ class StackDefinitions:
             file, first_line, name = self._functions[function]
             self._places.append([file, first_line, line, name])
             return True
-        parent, place = values
-        if parent > len(self._stacks) or place >= len(self._places):
+        parent, location = values
+        if parent > len(self._stacks) or location >= len(self._places):
             return False
-        self._stacks.append([parent, place])
+        self._stacks.append([parent, location])
         return True
 
     def take_new(self) -> dict[str, Any] | None:

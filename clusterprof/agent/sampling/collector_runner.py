@@ -236,8 +236,8 @@ class MissingValueReasons:
     def _set_for_column(
         self, index: int, names: Sequence[tuple[str, str]], t_ns: int, reason: Unavailable
     ) -> None:
-        known = self._known.get(index)
-        if known is not reason and known != reason:
+        known_reason = self._known.get(index)
+        if known_reason is not reason and known_reason != reason:
             self._gap(t_ns, *names[index], reason)
         # this object, so that the identity test above is true next time
         self._known[index] = reason
@@ -271,11 +271,11 @@ class DeviceInventory:
         if self._known is None:
             return []  # the header is not written yet and will name them
         inventory = self._inventory()
-        known, self._known = self._known, self._known | _collect_ids(inventory)
+        known_ids, self._known = self._known, self._known | _collect_ids(inventory)
         return [
             Event(now_ns, "device-appeared", device)
             for device in inventory
-            if str(device.get("id")) not in known
+            if str(device.get("id")) not in known_ids
         ]
 
     def _inventory(self) -> list[dict[str, Any]]:

@@ -57,8 +57,8 @@ class Redactor:
         """Return the job's name without what people called it; numbers and times are kept."""
         if not job or _PUBLIC_JOB.fullmatch(job):
             return job
-        name, at, made = job.partition("@")
-        if at:
+        name, separator, made = job.partition("@")
+        if separator:
             return f"{self.hide_name(name)}@{made}"
         restart = _RESTART.search(job)
         end = restart[0] if restart else ""
@@ -107,11 +107,11 @@ class Redactor:
         node = dict(header.node)
         hostname = self.hide_name(node.get("hostname", ""))
         # <host>-<boot>-<start>-<pid>: the host's name may hold dashes, the rest has three
-        rest = node.get("key", "").rsplit("-", 3)[1:]
+        key_parts = node.get("key", "").rsplit("-", 3)[1:]
         node |= {
             "hostname": hostname,
             "display": self.hide_name(node.get("display", "")),
-            "key": "-".join([hostname, *rest]),
+            "key": "-".join([hostname, *key_parts]),
         }
         host = dict(header.host)
         if isinstance(host.get("mounts"), list):

@@ -67,15 +67,17 @@ class BatchedReader:
         self.stale = False
         readable = [(runner, files) for runner in self._candidates if (files := runner.files())]
         self.due_ns = self._grouped_due_ns = min((slot.due_ns for slot, _ in readable), default=0)
-        self.members, self._destinations, held = [], [], list[OpenFile]()
+        self.members, self._destinations, open_files = [], [], list[OpenFile]()
         for runner, files in readable:
             if runner.due_ns == self.due_ns:
                 self.members.append(runner)
-                self._destinations.append((runner.add_reading, len(held), len(held) + len(files)))
-                held += files
-        single_reads = [read for file in held if (read := file.single_read) is not None]
+                self._destinations.append(
+                    (runner.add_reading, len(open_files), len(open_files) + len(files))
+                )
+                open_files += files
+        single_reads = [read for file in open_files if (read := file.single_read) is not None]
         self._files = [(descriptor, size) for descriptor, size, _ in single_reads]
-        self._complete_below = [whole for _, _, whole in single_reads]
+        self._complete_below = [complete_below for _, _, complete_below in single_reads]
 
     def tick(self, t_ns: int) -> None:
         """Take a reading of every member."""
@@ -194,8 +196,8 @@ def split_rate_groups(runners: Sequence[CollectorRunner]) -> tuple[RateGroup, Ra
     """Split the runners into those of the shortest interval and the others."""
     shortest_ns = min((runner.interval_ns for runner in runners), default=0)
     fastest = [runner for runner in runners if runner.interval_ns == shortest_ns]
-    others = [runner for runner in runners if runner.interval_ns > shortest_ns]
-    return RateGroup(fastest, BatchedReader(fastest)), RateGroup(others, BatchedReader(()))
+    slower = [runner for runner in runners if runner.interval_ns > shortest_ns]
+    return RateGroup(fastest, BatchedReader(fastest)), RateGroup(slower, BatchedReader(()))
 
 
 class RateGroup:

@@ -315,14 +315,14 @@ class Service:
         plan, proc = request.plan, str(request.roots.proc)
         hang_after_ns = plan.recording.get("hang_after_ns")
         autopsies = HangCollector(run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang)
-        own = (
+        unguarded = (
             self._registry,
             self._rings,
             ProcessGroups(run_dir),
             RunDirWatch(run_dir, self._note),
         )
         if self._redactor is not None:  # the others write files that hold paths and names
-            return own
+            return unguarded
         optional: dict[str, RecordSource] = {
             "flight recorder": FlightRecorderDumps(run_dir, folder, proc),
             "NCCL Inspector": InspectorOutput(run_dir, folder, self._note),
@@ -331,7 +331,7 @@ class Service:
         if after_ns := plan.recording.get("dive_after_ns"):
             optional["dive"] = Dives(run_dir, folder, self._rings, after_ns)
         guarded = (OptionalSource(name, source, self._note) for name, source in optional.items())
-        return (*own, *guarded)
+        return (*unguarded, *guarded)
 
     def close(self) -> None:
         """Close inotify; it takes tens of ms in the kernel, so it is done after everything else."""

@@ -144,8 +144,8 @@ class GpuAmdCollector:
         nodes = list_gpu_nodes(self._roots)
         self._entries = []
         for index, card in enumerate(self._found):
-            own = [node for node in nodes if node.pci == card.pci.rpartition(".")[0]]
-            self._add_card(card, index, own)
+            nodes_of_card = [node for node in nodes if node.pci == card.pci.rpartition(".")[0]]
+            self._add_card(card, index, nodes_of_card)
         self._looked_ns = self._clock()
         self._find_processes()
         usage = JobUsage(self._roots, _DRIVERS, lambda: self._pids, self._devices, self._clock)
@@ -215,15 +215,17 @@ class GpuAmdCollector:
         several = len(nodes) > 1
         self._devices[card.pci] = []
         for partition in range(max(1, len(nodes))):
-            own = dict(entry, id=f"{base}/{partition}" if several else base)
+            partition_entry = dict(entry, id=f"{base}/{partition}" if several else base)
             node = nodes[partition] if nodes else None
             if several:
-                own["partition_number"] = partition
+                partition_entry["partition_number"] = partition
             unique_id = f"{node.unique_id:016x}" if node is not None and node.unique_id else unique
             if unique_id.strip("0"):
-                own["uuid"] = build_torch_uuid(unique_id)
-            self._entries.append(own)
-            self._devices[card.pci].append((own["id"], node.gpu_id if node is not None else 0))
+                partition_entry["uuid"] = build_torch_uuid(unique_id)
+            self._entries.append(partition_entry)
+            self._devices[card.pci].append(
+                (partition_entry["id"], node.gpu_id if node is not None else 0)
+            )
         self._cards[card.pci] = AmdCard(self._roots, card, nodes, self._clock)
 
     def _find_processes(self) -> None:

@@ -114,12 +114,12 @@ class GpuEmulatedCollector:
             raise NothingNew
         values: list[Value] = []
         for device, page in self._pages.items():
-            now = _read_page(page, self._clock)
-            if now is None:
+            counters = _read_page(page, self._clock)
+            if counters is None:
                 values += [_TORN] * len(SIGNALS)
                 continue
-            values += _compute_values(now, self._before.get(device))
-            self._before[device] = now
+            values += _compute_values(counters, self._before.get(device))
+            self._before[device] = counters
         return values
 
     def inventory(self) -> list[dict[str, Any]]:
@@ -233,21 +233,26 @@ def _read_page(page: mmap.mmap, clock: Callable[[], int]) -> _Page | None:
     return None
 
 
-def _compute_values(now: _Page, before: _Page | None) -> list[Value]:
+def _compute_values(counters: _Page, before: _Page | None) -> list[Value]:
     """Compute the values of all signals, in order; rates since the last sample.
 
     Power is a model: a base value at rest, more for any resident kernel, most for one that
     computes.
     """
-    exact: list[Value] = [now.busy_ns, now.clock_hertz, now.throttle_bits, now.memory_bytes]
-    exact.append(now.clock_max_hertz)
-    if before is None or now.t_ns <= before.t_ns:
+    exact: list[Value] = [
+        counters.busy_ns,
+        counters.clock_hertz,
+        counters.throttle_bits,
+        counters.memory_bytes,
+    ]
+    exact.append(counters.clock_max_hertz)
+    if before is None or counters.t_ns <= before.t_ns:
         first = Unavailable("absent", "available from the second sample on", "")
         return [*exact, first, first, first]
-    length_ns = now.t_ns - before.t_ns
-    resident = (now.resident_ns - before.resident_ns) / length_ns
-    computing = max(0.0, (now.busy_ns - before.busy_ns) / length_ns - resident)
+    length_ns = counters.t_ns - before.t_ns
+    resident = (counters.resident_ns - before.resident_ns) / length_ns
+    computing = max(0.0, (counters.busy_ns - before.busy_ns) / length_ns - resident)
     active = COMPUTE_SM_RATIO * computing + COLLECTIVE_SM_RATIO * resident
     watts = IDLE_WATTS + RESIDENT_WATTS * (computing + resident)
-    watts += ACTIVE_WATTS * active * now.clock_hertz / now.clock_max_hertz
-    return [*exact, active, watts, (now.copied_bytes - before.copied_bytes) * 1e9 / length_ns]
+    watts += ACTIVE_WATTS * active * counters.clock_hertz / counters.clock_max_hertz
+    return [*exact, active, watts, (counters.copied_bytes - before.copied_bytes) * 1e9 / length_ns]

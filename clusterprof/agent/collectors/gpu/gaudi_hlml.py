@@ -100,8 +100,10 @@ class HlSmiLibrary:
         values_by_id = {
             describe_device(facts)["id"]: values for facts, values in parse_hl_smi(self._run())
         }
-        gone = Unavailable("failed", "hl-smi no longer lists this Gaudi", "check the kernel log")
-        self._latest.put([values_by_id.get(id_, [gone] * len(self.signals)) for id_ in self._ids])
+        missing = Unavailable("failed", "hl-smi no longer lists this Gaudi", "check the kernel log")
+        self._latest.put(
+            [values_by_id.get(id_, [missing] * len(self.signals)) for id_ in self._ids]
+        )
 
     def _run(self) -> str:
         return run_tool(self._argv, TIMEOUT_SECONDS)
@@ -129,14 +131,14 @@ def parse_hl_smi(text: str) -> list[tuple[dict[str, str], list[Value]]]:
 def describe_device(facts: dict[str, str]) -> dict[str, Any]:
     """Build a device's header entry."""
     index = int(facts["index"])
-    known = {key: value for key, value in facts.items() if value.lower() not in _MISSING_VALUES}
-    entry: dict[str, Any] = {"id": known.get("uuid", f"gaudi-{index}"), "vendor": "intel"}
+    stated = {key: value for key, value in facts.items() if value.lower() not in _MISSING_VALUES}
+    entry: dict[str, Any] = {"id": stated.get("uuid", f"gaudi-{index}"), "vendor": "intel"}
     entry |= {"index": index, "emulated": False, "tells_busy": False}
     for key, fact in (("name", "name"), ("pci_bus_id", "bus_id"), ("driver", "driver_version")):
-        if fact in known:
-            entry[key] = known[fact]
-    if known.get("module_id", "").isdigit():
-        entry["module"] = int(known["module_id"])
+        if fact in stated:
+            entry[key] = stated[fact]
+    if stated.get("module_id", "").isdigit():
+        entry["module"] = int(stated["module_id"])
     return entry
 
 
@@ -215,7 +217,7 @@ def _read_memory(hlml: Any, handle: Any) -> tuple[int, int]:
 
 def _read_throttle_reasons(hlml: Any, handle: Any) -> tuple[int]:
     reasons = hlml.hlmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return (sum(ours for theirs, ours in _THROTTLE_BITS if reasons & theirs),)
+    return (sum(reason_bit for hlml_bit, reason_bit in _THROTTLE_BITS if reasons & hlml_bit),)
 
 
 def _check_count(value: int) -> tuple[int]:

@@ -175,7 +175,7 @@ def parse_hardware(report: dict[str, Any]) -> NeuronHardware:
     )
 
 
-def parse_cores(report: dict[str, Any], known: NeuronHardware) -> list[CoreReport]:
+def parse_cores(report: dict[str, Any], hardware: NeuronHardware) -> list[CoreReport]:
     """Parse the values of every core of the node, by index."""
     runtimes = report.get("neuron_runtime_data")
     listed = runtimes if isinstance(runtimes, list) else []
@@ -187,8 +187,8 @@ def parse_cores(report: dict[str, Any], known: NeuronHardware) -> list[CoreRepor
         unseen = Unavailable("failed", "neuron-monitor lists no processes")
     ecc = _parse_ecc_counts(report)
     out = []
-    for index in range(known.devices * known.cores_per_device):
-        device = index // known.cores_per_device
+    for index in range(hardware.devices * hardware.cores_per_device):
+        device = index // hardware.cores_per_device
         nothing = Unavailable("failed", "neuron-monitor does not report this device")
         out.append(_build_core(index, processes, unseen, ecc.get(device, (nothing, nothing))))
     return out
@@ -551,22 +551,22 @@ class NeuronLibrary:
         )
         self._opened.set()
 
-    def _set_hardware(self, known: NeuronHardware) -> None:
-        count = known.devices * known.cores_per_device
+    def _set_hardware(self, hardware: NeuronHardware) -> None:
+        count = hardware.devices * hardware.cores_per_device
         self.devices = [CoreDevice(self._latest, index) for index in range(count)]
-        self._known = known
+        self._known = hardware
 
 
-def _build_inventory(known: NeuronHardware) -> list[dict[str, Any]]:
+def _build_inventory(hardware: NeuronHardware) -> list[dict[str, Any]]:
     """Build the header entries: id, vendor, name, index, chip, its memory, location."""
     locations = _list_device_locations()
     out = []
-    for index in range(known.devices * known.cores_per_device):
-        device = index // known.cores_per_device
+    for index in range(hardware.devices * hardware.cores_per_device):
+        device = index // hardware.cores_per_device
         entry: dict[str, Any] = {"id": f"neuron-{device}-core-{index}", "vendor": "aws"}
-        entry |= {"index": index, "emulated": False, "name": known.kind, "chip": device}
-        if known.memory_bytes is not None:
-            entry["chip_memory_bytes"] = known.memory_bytes
+        entry |= {"index": index, "emulated": False, "name": hardware.kind, "chip": device}
+        if hardware.memory_bytes is not None:
+            entry["chip_memory_bytes"] = hardware.memory_bytes
         out.append(entry | locations.get(device, {}))
     return out
 

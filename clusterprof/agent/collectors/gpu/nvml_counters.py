@@ -207,8 +207,8 @@ class Gpm:
         self._samples.reverse()  # the end of this reading is the start of the next one
         self.elapsed_ns, self.taken_ns = now_ns - self.taken_ns, now_ns
         return {
-            metric: _convert_metric(metric, self._request.metrics[at])
-            for at, metric in enumerate(self._metrics)
+            metric: _convert_metric(metric, self._request.metrics[index])
+            for index, metric in enumerate(self._metrics)
         }
 
     def wait_until_ready(self) -> None:
@@ -230,8 +230,8 @@ class Gpm:
         request = self._nvml.c_nvmlGpmMetricsGet_t()
         request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(self._metrics)
-        for at, metric in enumerate(self._metrics):
-            request.metrics[at].metricId = metric
+        for index, metric in enumerate(self._metrics):
+            request.metrics[index].metricId = metric
         self._request = request
 
 
@@ -298,7 +298,7 @@ def read_fields(nvml: Any, handle: Any, wanted: Sequence[tuple[int, int]]) -> li
     results = nvml.nvmlDeviceGetFieldValues(handle, list(wanted))
     return [
         explain_code(int(result.nvmlReturn)) if result.nvmlReturn else _get_number(result)
-        for result in (results[at] for at in range(len(wanted)))
+        for result in (results[index] for index in range(len(wanted)))
     ]
 
 

@@ -49,10 +49,10 @@ def explain_absence(
         return None
     try:
         with open(loader_cache, "rb") as cache:
-            known = _LIBRARY_NAME.encode() in cache.read()
+            is_installed = _LIBRARY_NAME.encode() in cache.read()
     except OSError:
         return None  # a system without that cache: only the loader itself can find out
-    return None if known else _ERRORS[12]
+    return None if is_installed else _ERRORS[12]
 
 
 def load_pynvml() -> Any:

@@ -240,7 +240,7 @@ def describe_gpu(asking: GuardedCalls, handle: Any) -> dict[str, Any]:
     speed = asking.call("GetFieldValues", lambda: _read_link_speed(nvml, handle)) if links else None
     capability = ask("GetCudaComputeCapability", handle)
     nodes = _list_set_bits(ask("GetMemoryAffinity", handle, _NODE_WORDS, _MEMORY_SCOPE))
-    known = {
+    facts = {
         "name": ask("GetName", handle),
         "pci_bus_id": None if pci is None else decode_text(pci.busId),
         "memory_bytes": None if memory is None else memory.total,
@@ -257,7 +257,7 @@ def describe_gpu(asking: GuardedCalls, handle: Any) -> dict[str, Any]:
         "nvlink_count": None if links is None else len(links),
         "nvlink_bytes_per_second": None if speed is None else speed * len(links),
     }
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def compute_max_link_rates(entry: dict[str, Any]) -> tuple[float, float]:
@@ -294,8 +294,8 @@ def _list_set_bits(words: Any) -> list[int]:
     if words is None:
         return []
     return [
-        at * _WORD_BITS + bit
-        for at, word in enumerate(words)
+        word_index * _WORD_BITS + bit
+        for word_index, word in enumerate(words)
         for bit in range(_WORD_BITS)
         if word >> bit & 1
     ]
@@ -319,10 +319,11 @@ def list_instances(asking: GuardedCalls, gpu: Any) -> list[tuple[int, Any]]:
     """Return (position, handle) of the instances of a GPU that this process may see."""
     max_count = asking.call_device("GetMaxMigDeviceCount", gpu) or 0
     instances = [
-        (at, asking.call_device("GetMigDeviceHandleByIndex", gpu, at)) for at in range(max_count)
+        (position, asking.call_device("GetMigDeviceHandleByIndex", gpu, position))
+        for position in range(max_count)
     ]
     # most positions are unused
-    return [(at, handle) for at, handle in instances if handle is not None]
+    return [(position, handle) for position, handle in instances if handle is not None]
 
 
 def read_instance(asking: GuardedCalls, handle: Any, parent: int, position: int) -> MigInstance:
@@ -340,7 +341,7 @@ def describe_instance(
     name = asking.call_device("GetName", handle)
     memory = asking.call_device("GetMemoryInfo", handle)
     attributes = asking.call_device("GetAttributes", handle)
-    known = {
+    facts = {
         "name": name,
         "parent": parent["id"],
         "gpu_instance": instance.gpu_instance,
@@ -349,7 +350,7 @@ def describe_instance(
         "sm_count": None if attributes is None else attributes.multiprocessorCount,
         **{key: parent.get(key) for key in ("pci_bus_id", "numa_node", "cpus")},
     }
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def build_torch_name(uuid: str) -> str:
@@ -403,18 +404,20 @@ class NvmlLibrary:
         for index in range(count):
             self._add(*self._open_gpu(index, index in skip))
         partitioned = [
-            at for at in range(count) if self.inventory[at].get("mig") and at not in skip
+            gpu_index
+            for gpu_index in range(count)
+            if self.inventory[gpu_index].get("mig") and gpu_index not in skip
         ]
         instances = [
-            (at, *pair)
-            for at in partitioned
-            for pair in list_instances(self._guard_calls(at), self._handles[at])
+            (gpu_index, *pair)
+            for gpu_index in partitioned
+            for pair in list_instances(self._guard_calls(gpu_index), self._handles[gpu_index])
         ]
-        for index, (at, position, handle) in enumerate(instances, count):
+        for index, (gpu_index, position, handle) in enumerate(instances, count):
             self._instances[index] = (
-                MigInstance(at, position, None, None)
+                MigInstance(gpu_index, position, None, None)
                 if index in skip
-                else read_instance(self._guard_calls(index), handle, at, position)
+                else read_instance(self._guard_calls(index), handle, gpu_index, position)
             )
         for index, (_, _, handle) in enumerate(instances, count):
             self._add(*self._open_instance(index, handle, skip))
@@ -561,12 +564,12 @@ class NvmlLibrary:
         calls = self._guard_calls(LIBRARY_INDEX)
         nvml = self._nvml
         cuda = calls.call("CudaVersion", lambda: nvml.nvmlSystemGetCudaDriverVersion())
-        known = {
+        versions = {
             "driver": calls.call("DriverVersion", lambda: nvml.nvmlSystemGetDriverVersion()),
             "nvml": calls.call("NVMLVersion", lambda: nvml.nvmlSystemGetNVMLVersion()),
             "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         }
-        return {key: value for key, value in known.items() if value is not None}
+        return {key: value for key, value in versions.items() if value is not None}
 
     def _guard_calls(self, index: int) -> GuardedCalls:
         return GuardedCalls(self._nvml, lambda name: self._mark(index, name))

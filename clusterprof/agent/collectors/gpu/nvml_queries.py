@@ -499,8 +499,8 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
         # First, so that the busy time of the same sample is that of its means.
         before = (build_gpm_call(list_gpm_metrics(entry)), *before)
     else:
-        known = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
-        signals = tuple(signal for signal in known if signal in CALLS_WITHOUT_GPM[0].signals)
+        gpm_signals = (SIGNAL_BY_METRIC[metric] for metric in list_gpm_metrics(entry))
+        signals = tuple(signal for signal in gpm_signals if signal in CALLS_WITHOUT_GPM[0].signals)
         if counters in (
             nvml_counters.GPM_UNSUPPORTED,
             nvml_counters.GPM_OFF,

@@ -216,9 +216,9 @@ class TpuInfoLibrary:
             self._first = False
             return
         values_by_chip = parse_tpu_info(run_tool(self._argv, TPU_INFO_TIMEOUT_SECONDS))
-        gone = Unavailable("failed", "tpu-info no longer lists this chip")
+        missing = Unavailable("failed", "tpu-info no longer lists this chip")
         self._latest.put(
-            [values_by_chip.get(chip, [gone] * len(self.signals)) for chip in self._chips]
+            [values_by_chip.get(chip, [missing] * len(self.signals)) for chip in self._chips]
         )
 
 
@@ -245,8 +245,8 @@ def parse_tpu_info(text: str) -> dict[int, list[Value]]:
             matrix.append(float(core[2]))
     if not values_by_chip:
         raise Unavailable("absent", "tpu-info shows no TPU in use; a process must hold it")
-    each, rest = divmod(len(matrix), len(values_by_chip))
-    if each and not rest:
+    each, remainder = divmod(len(matrix), len(values_by_chip))
+    if each and not remainder:
         for number, chip in enumerate(sorted(values_by_chip)):
             part = matrix[number * each : (number + 1) * each]
             values_by_chip[chip][1] = _parse_percent(str(sum(part) / each))
@@ -359,8 +359,8 @@ def _build_column(
         return [data] * count
     if not data:
         return [_TPU_UNUSED] * count
-    each, rest = divmod(len(data), count)
-    if rest:
+    each, remainder = divmod(len(data), count)
+    if remainder:
         message = f"libtpu reports {len(data)} values of {name} for {count} chips"
         return [Unavailable("failed", message)] * count
     parts = (data[index * each : (index + 1) * each] for index in range(count))

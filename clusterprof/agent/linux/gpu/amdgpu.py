@@ -96,7 +96,7 @@ _V1_1_FIELDS = {
 
 def _build_v1_4_fields(energy: int, counter: bool) -> dict[str, tuple[int, str, int]]:
     """Build the fields of v1.4 to v1.6; v1.6 only inserts counters after the energy."""
-    at = energy + 16
+    offset = energy + 16
     fields = {
         "temperature": (4, "H", 1),
         "watts": (10, "H", 1),
@@ -106,9 +106,9 @@ def _build_v1_4_fields(energy: int, counter: bool) -> dict[str, tuple[int, str, 
     }
     if counter:
         names = ("cycles", "prochot", "power", "socket_thermal", "vr_thermal", "memory_thermal")
-        fields |= {name: (at + 4 * i, "I", 1) for i, name in enumerate(names)}
-        at += 24
-    return fields | {"link": (at, "I", 0)}
+        fields |= {name: (offset + 4 * i, "I", 1) for i, name in enumerate(names)}
+        offset += 24
+    return fields | {"link": (offset, "I", 0)}
 
 
 def _append_link_fields(
@@ -119,7 +119,7 @@ def _append_link_fields(
     pcie = (gfx + 8 + 7) // 8 * 8
     read = pcie + 40 + (8 if naks else 0)
     clocks = read + 128 + gap + 8
-    fields = {name: place for name, place in fields.items() if name != "link"}
+    fields = {name: field for name, field in fields.items() if name != "link"}
     return fields | {
         "gfx_acc": (gfx, "I", 1),
         "replays": (pcie + 24, "Q", 1),
@@ -158,7 +158,7 @@ def _build_layouts() -> dict[tuple[int, int, int], Layout]:
 
 
 def _build_layout_without_partitions(fields: dict[str, tuple[int, str, int]]) -> Layout:
-    return Layout({name: place for name, place in fields.items() if name != "partitions"})
+    return Layout({name: field for name, field in fields.items() if name != "partitions"})
 
 
 LAYOUTS = _build_layouts()
@@ -178,7 +178,7 @@ def parse_metrics(data: bytes) -> Metrics:
         raise Unavailable("absent", message, "a newer clusterprof may support it")
     if len(data) < size:
         raise Unavailable("failed", f"gpu_metrics: {len(data)} bytes of {size}")
-    read = {name: _read_field(data, *place) for name, place in layout.fields.items()}
+    read = {name: _read_field(data, *field) for name, field in layout.fields.items()}
     lists = ("clocks", "xgmi_read", "xgmi_write")
     values = {name: numbers[0] for name, numbers in read.items() if numbers and name not in lists}
     return Metrics(
@@ -205,9 +205,9 @@ def _read_partitions(
     first, size, sums = layout.partition
     partitions = []
     for number in range(min(count, PARTITIONS)):
-        at = first + number * size
-        percents = _read_field(data, at, "I", PER_PARTITION)
-        totals = _read_field(data, at + sums, "Q", PER_PARTITION)
+        offset = first + number * size
+        percents = _read_field(data, offset, "I", PER_PARTITION)
+        totals = _read_field(data, offset + sums, "Q", PER_PARTITION)
         partitions.append(
             (
                 sum(percents) // len(percents) if percents else None,
@@ -261,19 +261,19 @@ class Slowdown:
     def _compute_throttling(
         self, shares: dict[str, float | None], now_ns: int
     ) -> dict[str, int | Unavailable]:
-        known = {name: share for name, share in shares.items() if share is not None}
-        if known.keys() != shares.keys():
+        known_shares = {name: share for name, share in shares.items() if share is not None}
+        if known_shares.keys() != shares.keys():
             for integral in (self._heat, self._power):
                 integral.invalidate()
                 integral.add(0.0, now_ns)
             return dict.fromkeys((_THROTTLE_BITS, _THERMAL_NS, _POWER_NS), _NEEDS_SECOND_SAMPLE)
-        heat = max(known[name] for name in _THERMAL_SUMS)
+        heat = max(known_shares[name] for name in _THERMAL_SUMS)
         return {
-            _THROTTLE_BITS: POWER * (known["power"] > 0)
+            _THROTTLE_BITS: POWER * (known_shares["power"] > 0)
             | THERMAL * (heat > 0)
-            | HARDWARE * (known["prochot"] > 0),
+            | HARDWARE * (known_shares["prochot"] > 0),
             _THERMAL_NS: self._heat.add(heat, now_ns, EXACT_HOLD_NS),
-            _POWER_NS: self._power.add(known["power"], now_ns, EXACT_HOLD_NS),
+            _POWER_NS: self._power.add(known_shares["power"], now_ns, EXACT_HOLD_NS),
         }
 
 
@@ -357,8 +357,10 @@ class AmdCard:
         for partition in range(len(self._integrals)):
             values = {**common, **self._compute_busy(table, partition, now_ns)}
             if partition:
-                whole = "counted for all partitions together, see the first"
-                values |= {name: Unavailable("absent", whole) for name in _CARD_WIDE_SIGNALS}
+                card_wide_reason = "counted for all partitions together, see the first"
+                values |= {
+                    name: Unavailable("absent", card_wide_reason) for name in _CARD_WIDE_SIGNALS
+                }
             partitions.append(values)
         return partitions
 
@@ -399,9 +401,9 @@ class AmdCard:
             ),
             "gpu.memory_used_bytes": files["mem_info_vram_used"].number(),
         }
-        known = {} if isinstance(table, Unavailable) else table.values
+        metrics = {} if isinstance(table, Unavailable) else table.values
         absent = explain_missing_field(table)
-        watts = known.get("watts")
+        watts = metrics.get("watts")
         values["gpu.power_watts"] = absent if watts is None else float(watts)
         if watts is None:
             for name in ("power1_input", "power1_average"):
@@ -409,11 +411,13 @@ class AmdCard:
                 if not isinstance(microwatts, Unavailable):
                     values["gpu.power_watts"] = microwatts / 1e6
                     break
-        degrees = known.get("temperature")
+        degrees = metrics.get("temperature")
         values["gpu.temperature_celsius"] = (
             scale_value(files["temp2_input"].number(), 0.001) if degrees is None else float(degrees)
         )
-        energy, memory, replays = (known.get(name) for name in ("energy", "memory_mhz", "replays"))
+        energy, memory, replays = (
+            metrics.get(name) for name in ("energy", "memory_mhz", "replays")
+        )
         values["gpu.energy_joules_total"] = absent if energy is None else energy * JOULES_PER_UNIT
         values["gpu.memory_clock_hertz"] = absent if memory is None else memory * 1e6
         values["gpu.pcie_replays_total"] = (
@@ -439,7 +443,7 @@ class AmdCard:
         corrected, uncorrected = _read_memory_errors(files["errors"])
         total = files["mem_info_vram_total"].number(1)
         users = [count_processes(self._roots, node.gpu_id) for node in self._nodes]
-        known = [count for count in users if count is not None]
+        known_counts = [count for count in users if count is not None]
         self._rare = {
             "gpu.memory_total_bytes": total,
             "gpu.power_limit_watts": scale_value(files["power1_cap"].number(1), 1e-6),
@@ -448,8 +452,8 @@ class AmdCard:
             "gpu.pcie_width_count": read_link_width(card),
             "gpu.ecc_corrected_total": corrected,
             "gpu.ecc_uncorrected_total": uncorrected,
-            "gpu.processes_count": sum(known)
-            if known
+            "gpu.processes_count": sum(known_counts)
+            if known_counts
             else Unavailable("absent", "the driver's compute part (amdkfd) lists no processes"),
         }
         return self._rare

@@ -234,7 +234,7 @@ def list_gpu_nodes(roots: Roots) -> list[KfdNode]:
     folders = list_folder(roots.sys / "class/kfd/kfd/topology/nodes")
     folders.sort(key=lambda folder: (len(folder.name), folder.name))
     cpus = {int(f.name) for f in folders if f.name.isdigit() and not read_int(f / "gpu_id")}
-    seen: dict[str, int] = {}
+    last_partition: dict[str, int] = {}
     nodes = []
     for folder in folders:
         gpu_id = read_int(folder / "gpu_id")
@@ -243,7 +243,7 @@ def list_gpu_nodes(roots: Roots) -> list[KfdNode]:
         facts = _read_properties(folder)
         location = facts.get("location_id", 0)
         pci = f"{facts.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
-        partition = seen[pci] = seen.get(pci, -1) + 1
+        partition = last_partition[pci] = last_partition.get(pci, -1) + 1
         numa_node = _find_linked_cpu_node(folder, cpus)
         nodes.append(KfdNode(gpu_id, pci, partition, facts.get("unique_id", 0), numa_node))
     return nodes

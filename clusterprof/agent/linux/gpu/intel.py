@@ -191,8 +191,8 @@ def _list_blocks(card: Card) -> list[Path]:
         places = [path for path in tiles if path.name.startswith("tile") and path.is_dir()]
     blocks = [
         path
-        for place in places
-        for path in list_folder(place)
+        for folder in places
+        for path in list_folder(folder)
         if _GT.fullmatch(os.path.basename(path))
     ]
     return sorted(blocks, key=lambda path: int(path.name[2:]))

@@ -86,9 +86,9 @@ def parse_client(pid: int, data: str) -> Client | None:
 def _sum_device_memory(facts: dict[str, str]) -> int | None:
     for kind in _DEVICE_MEMORY_KEYS:
         sizes = [_parse_bytes(value) for name, value in facts.items() if name.startswith(kind)]
-        known = [size for size in sizes if size is not None]
-        if known:
-            return sum(known)
+        known_sizes = [size for size in sizes if size is not None]
+        if known_sizes:
+            return sum(known_sizes)
     return None
 
 
@@ -124,7 +124,7 @@ class DrmDescriptors:
 
     def clients(self) -> list[Client]:
         """Return the current state of every client once; never raises."""
-        seen: dict[tuple[str, int], Client] = {}
+        by_client: dict[tuple[str, int], Client] = {}
         self._unread = None
         for pid, descriptors in self._found.items():
             for fd in descriptors:
@@ -138,8 +138,8 @@ class DrmDescriptors:
                     continue  # closed meanwhile, or the process has ended
                 client = parse_client(pid, data)
                 if client is not None and client.driver in self._drivers:
-                    seen.setdefault((client.pci, client.client_id), client)
-        return list(seen.values())
+                    by_client.setdefault((client.pci, client.client_id), client)
+        return list(by_client.values())
 
     def _devices(self, pid: int) -> list[str]:
         folder = f"{self._proc}/{pid}/fd"
@@ -235,19 +235,19 @@ class JobUsage:
             self._descriptors.search(pids)
             self._searched_ns, self._pids = now_ns, pids
         clients = [client for client in self._descriptors.clients() if client.pci in self._devices]
-        held = {pid: self._sum_process_memory(pid, clients) for pid in pids}
+        memory_of_process = {pid: self._sum_process_memory(pid, clients) for pid in pids}
         memory = {
             device: 0
             for pairs in self._devices.values()
             for device, gpu_id in pairs
             if len(pairs) == 1 or (self._use_kfd and gpu_id)
         }
-        for of_process in held.values():
+        for of_process in memory_of_process.values():
             for device, size in of_process.items():
                 memory[device] = memory.get(device, 0) + size
         works_on = {
             pid: device
-            for pid, held_bytes_by_device in held.items()
+            for pid, held_bytes_by_device in memory_of_process.items()
             if (device := find_main_device(held_bytes_by_device))
         }
         return Usage(
@@ -261,19 +261,19 @@ class JobUsage:
 
     def _sum_process_memory(self, pid: int, clients: Sequence[Client]) -> dict[str, int]:
         """Return the memory a process holds of each device, from the source that reports more."""
-        held: dict[str, int] = {}
+        memory_bytes: dict[str, int] = {}
         for client in clients:
             devices = self._devices[client.pci]
             # The file does not show which partition of a partitioned card a client uses.
             if client.pid == pid and len(devices) == 1 and client.memory_bytes:
                 device = devices[0][0]
-                held[device] = held.get(device, 0) + client.memory_bytes
+                memory_bytes[device] = memory_bytes.get(device, 0) + client.memory_bytes
         if self._use_kfd:
             for device, gpu_id in [pair for pairs in self._devices.values() for pair in pairs]:
                 size = read_process_memory_bytes(self._roots, pid, gpu_id) if gpu_id else None
                 if size:
-                    held[device] = max(size, held.get(device, 0))
-        return held
+                    memory_bytes[device] = max(size, memory_bytes.get(device, 0))
+        return memory_bytes
 
     def _count_processes(self, clients: Sequence[Client]) -> dict[str, int]:
         pids = {pci: {c.pid for c in clients if c.pci == pci} for pci in self._devices}
@@ -296,11 +296,11 @@ class JobUsage:
                 if not _has_compute_times(client)
                 else _compute_share(client, old, elapsed_ns)
             )
-            so_far = shares[client.pci]
+            share_sum = shares[client.pci]
             if isinstance(share, Unavailable):
                 shares[client.pci] = share
-            elif not isinstance(so_far, Unavailable):
-                shares[client.pci] = min(so_far + share, 1.0)
+            elif not isinstance(share_sum, Unavailable):
+                shares[client.pci] = min(share_sum + share, 1.0)
         return shares
 
 

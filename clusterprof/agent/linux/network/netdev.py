@@ -275,13 +275,13 @@ class EthtoolStatistics:
 
     def values(self, nic: str, indices: Sequence[int], count: int) -> list[int] | None:
         """Return the values at these indices; None if the driver no longer has `count` of them."""
-        now = self.count(nic)
-        if now != count:
+        current_count = self.count(nic)
+        if current_count != count:
             return None
-        room = 1 + 2 * now + _SPARE_VALUES
+        room = 1 + 2 * current_count + _SPARE_VALUES
         if len(self._buffer) < room:
             self._buffer = array("Q", bytes(8 * room))
-        self._buffer[0] = struct.unpack("=Q", struct.pack("=II", _GSTATS, now))[0]
+        self._buffer[0] = struct.unpack("=Q", struct.pack("=II", _GSTATS, current_count))[0]
         self._request(nic, self._buffer)
         _, written = struct.unpack("=II", struct.pack("=Q", self._buffer[0]))
         if written != count:

@@ -379,11 +379,11 @@ class Connections:
         )
 
     def receive_listed(
-        self, excluded: Set[int], seen: set[int]
+        self, excluded: Set[int], skipped_inodes: set[int]
     ) -> tuple[list[ListedConnection], bool]:
         """Return the next part of the list, some 260 connections, and whether it was the last.
 
-        Connections whose inode is in `excluded` are skipped and added to `seen`. Raises:
+        Connections whose inode is in `excluded` are skipped and added to `skipped_inodes`. Raises:
         Unavailable when the kernel refuses.
         """
         data = self._list.receive()
@@ -400,7 +400,7 @@ class Connections:
                 break
             (inode,) = number(data, start)
             if inode in excluded:
-                seen.add(inode)
+                skipped_inodes.add(inode)
             else:
                 connections.append(ListedConnection(inode, *entry(data, start)))
             start += (length + 3) & ~3
@@ -410,7 +410,7 @@ class Connections:
         """Yield the current state of each connection; None = it is closed."""
         for first in range(0, len(connections), _BATCH_REQUESTS):
             batch = connections[first : first + _BATCH_REQUESTS]
-            self._single.send(b"".join([known.request for known in batch]))
+            self._single.send(b"".join([listed.request for listed in batch]))
             for _ in batch:
                 yield self._receive_answer()
 
@@ -430,21 +430,20 @@ class Connections:
                 return None
             raise self._single.explain_refusal(data, 0)
         # The kernel uses one layout for all answers, so the details are located once.
-        at, size = self._info_at, len(data)
-        if size != self._info_size or not at or data[at - 2 : at] != _INFO_TYPE:
-            self._info_at = at = find_info(data)
+        offset, size = self._info_at, len(data)
+        if size != self._info_size or not offset or data[offset - 2 : offset] != _INFO_TYPE:
+            self._info_at = offset = find_info(data)
             self._info_size = size
-        return parse_connection(data, at)
+        return parse_connection(data, offset)
 
 
-def parse_connection(data: bytes, at: int = 0) -> ConnectionState:
+def parse_connection(data: bytes, offset: int = 0) -> ConnectionState:
     """Parse one answer, header included.
 
-    at: offset of its struct tcp_info as `find_info` returns it; 0 =
-    search for it.
+    offset: of its struct tcp_info as `find_info` returns it; 0 = search for it.
     """
     state, unread, unsent = _MESSAGE.unpack_from(data)
-    start = at or find_info(data)
+    start = offset or find_info(data)
     if start:
         end = start + _HEAD_OF_ATTRIBUTE.unpack_from(data, start - 4)[0] - 4
         return ConnectionState(state, unread, unsent, parse_tcp_info(data, start, end))

@@ -253,10 +253,10 @@ class PortCounters:
         self._descriptors = descriptors
         self._dialect = dialect
         self._paths: dict[str, str] = {}
-        for place in places:
-            for file in _list_entries(place):
+        for folder in places:
+            for file in _list_entries(folder):
                 if file not in dialect.empty:
-                    self._paths.setdefault(file, f"{place}/{file}")
+                    self._paths.setdefault(file, f"{folder}/{file}")
         self._files: dict[str, TaskFile] = {}
         self._chosen: dict[CounterFiles, tuple[str, ...]] = {}
         # files that contained a number: without one there is no sum

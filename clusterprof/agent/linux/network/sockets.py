@@ -67,10 +67,10 @@ class JobSockets:
         self,
         connections: Connections,
         pids: Sequence[int],
-        known: dict[int, JobConnection],
+        found_connections: dict[int, JobConnection],
         clock: Callable[[], int],
     ) -> None:
-        """Continue the search and add new connections to `known`, by inode.
+        """Continue the search and add new connections to `found_connections`, by inode.
 
         Raises: Unavailable when the kernel does not list connections.
         """
@@ -82,13 +82,13 @@ class JobSockets:
             self._due_ns = self._again_ns = 0
         if not self._listing:
             if began_ns < self._due_ns:
-                self._continue_scan(known, began_ns)
+                self._continue_scan(found_connections, began_ns)
                 return
             self._start_list(connections, began_ns)
         for _ in range(_LIST_PARTS_PER_CALL):
             listed_connections, last = connections.receive_listed(self._foreign, self._seen)
             for listed in listed_connections:
-                before = known.get(listed.inode)
+                before = found_connections.get(listed.inode)
                 new = before is None or before.listed.id != listed.id
                 if new and len(self._pending) < _MAX_REMEMBERED:
                     self._pending[listed.inode] = listed
@@ -99,7 +99,7 @@ class JobSockets:
         if not self._listing:
             rest_ns = min(_LIST_REST_FACTOR * self._spent_ns, _MAX_LIST_NS)
             self._due_ns = began_ns + max(_LIST_NS, rest_ns)
-        self._continue_scan(known, began_ns)
+        self._continue_scan(found_connections, began_ns)
 
     def restart(self) -> None:
         """Discard a half-read list whose socket is gone."""
@@ -124,7 +124,7 @@ class JobSockets:
             self._first = self._lists == 1
             self._scan = self._scan_descriptors()
 
-    def _continue_scan(self, known: dict[int, JobConnection], now_ns: int) -> None:
+    def _continue_scan(self, connections: dict[int, JobConnection], now_ns: int) -> None:
         if self._scan is None:
             return
         for _ in self._scan:  # ends, or pauses after its share
@@ -134,7 +134,7 @@ class JobSockets:
             nic = self._find_nic(listed, now_ns) if inode in self._inodes else ""
             if nic:
                 was_there = self._first or inode in self._old_foreign
-                known[inode] = JobConnection(listed, nic, was_there)
+                connections[inode] = JobConnection(listed, nic, was_there)
             elif len(self._foreign) < _MAX_REMEMBERED:
                 self._foreign.add(inode)
         self._scanned = {}
@@ -150,7 +150,7 @@ class JobSockets:
     def _scan_descriptors(self) -> Iterator[None]:
         """Collect the inodes of all sockets of the processes, pausing every few hundred."""
         inodes: set[int] = set()
-        left, denied = _LINKS_PER_CALL, 0
+        remaining_links, denied = _LINKS_PER_CALL, 0
         for pid in self._pids:
             folder = f"{self._roots.proc}/{pid}/fd"
             try:
@@ -161,10 +161,10 @@ class JobSockets:
             except OSError:
                 continue
             for number in numbers:
-                if not left:
+                if not remaining_links:
                     yield
-                    left = _LINKS_PER_CALL
-                left -= 1
+                    remaining_links = _LINKS_PER_CALL
+                remaining_links -= 1
                 try:
                     target = os.readlink(f"{folder}/{number}")
                 except OSError:

@@ -101,12 +101,12 @@ def parse_rpc_stats(data: bytes) -> ReadRpcStats:
 
     Raises: ValueError when the queues are missing.
     """
-    now: dict[bytes, int] = {}
+    totals: dict[bytes, int] = {}
     sent: dict[int, int] = {}
     inside = False
     for line in data.split(b"\n"):
-        name, mark, rest = line.partition(b":")
-        words = rest.split()
+        name, mark, remainder = line.partition(b":")
+        words = remainder.split()
         if line.startswith(b"rpcs in flight"):
             inside = True
         elif not line.strip():
@@ -114,10 +114,10 @@ def parse_rpc_stats(data: bytes) -> ReadRpcStats:
         elif inside and mark and name.strip().isdigit() and words:
             sent[int(name)] = int(words[0])
         elif name in (b"read RPCs in flight", b"pending read pages"):
-            now[name] = int(words[0]) if words else 0
-    if len(now) < 2:
+            totals[name] = int(words[0]) if words else 0
+    if len(totals) < 2:
         raise ValueError("rpc_stats has no queues")
-    return ReadRpcStats(now[b"read RPCs in flight"], now[b"pending read pages"], sent)
+    return ReadRpcStats(totals[b"read RPCs in flight"], totals[b"pending read pages"], sent)
 
 
 def parse_import(data: bytes) -> tuple[bool, int]:
@@ -162,14 +162,14 @@ def sum_waited_rpcs(stats: Mapping[str, LustreCounter], *without: str) -> tuple[
     lookups and opens that are part of getting them. Pings and other background RPCs are subtracted.
     None = the time is not counted.
     """
-    whole = stats.get("req_waittime")
-    if whole is None:
+    all_rpcs = stats.get("req_waittime")
+    if all_rpcs is None:
         return (0, 0)
-    all_ns = get_time_ns(whole)
+    all_ns = get_time_ns(all_rpcs)
     if all_ns is None:
         return None
     excluded = [stats[name] for name in (*_BACKGROUND_RPCS, *without) if name in stats]
-    count = whole.samples - sum(counter.samples for counter in excluded)
+    count = all_rpcs.samples - sum(counter.samples for counter in excluded)
     return max(0, count), max(0, all_ns - sum(get_time_ns(counter) or 0 for counter in excluded))
 
 
@@ -224,12 +224,12 @@ def _list_folders(roots: Roots, kind: str) -> list[str]:
     """Return the folders of a kind in all locations; raise Unavailable if access is denied."""
     names: set[str] = set()
     denied: Unavailable | None = None
-    for place in list_parameter_folders(roots):
+    for folder in list_parameter_folders(roots):
         try:
-            with os.scandir(f"{place}/{kind}") as entries:
+            with os.scandir(f"{folder}/{kind}") as entries:
                 names.update(entry.name for entry in entries if entry.is_dir())
         except OSError as error:
-            why = convert_os_error(error, f"{place}/{kind}")
+            why = convert_os_error(error, f"{folder}/{kind}")
             if why.kind == "denied":
                 denied = Unavailable("denied", why.message, ROOT_ONLY)
     # /sys/kernel/debug is closed to users on every machine: denied only if Lustre is present.
@@ -308,8 +308,8 @@ class ParameterFiles:
         if name in self._where:
             return read_file_once(self._where[name])
         why: Unavailable | None = None
-        for place in self._places:
-            path = f"{place}/{name}"
+        for folder in self._places:
+            path = f"{folder}/{name}"
             try:
                 file = OpenFile(path, longest_record=LONGEST_RECORD)
             except Unavailable as reason:
@@ -395,7 +395,8 @@ class MountReader:
             ),
         }
         named = [
-            (target.name, self._rpcs(target, stats, whole=True)) for target, stats in target_stats
+            (target.name, self._rpcs(target, stats, with_transfers=True))
+            for target, stats in target_stats
         ]
         return MountReading(mount, _collect_calls(llite, calls), kinds, named)
 
@@ -416,32 +417,46 @@ class MountReader:
         for target in self._mounted.targets:
             if target.kind != "osc":
                 continue
-            now = self._of(target, "rpc_stats", parse_rpc_stats)
+            rpc_stats = self._of(target, "rpc_stats", parse_rpc_stats)
             most = self._most.get(target)
             # read once: after a change of the limit other RPCs would count as at the limit
             if most is None:
                 most = self._most[target] = self._of(target, "max_rpcs_in_flight", int)
-            if isinstance(now, Unavailable):
-                limit, pending, in_flight = [*limit, now], [*pending, now], [*in_flight, now]
+            if isinstance(rpc_stats, Unavailable):
+                limit, pending, in_flight = (
+                    [*limit, rpc_stats],
+                    [*pending, rpc_stats],
+                    [*in_flight, rpc_stats],
+                )
                 continue
             limit.append(
-                most if isinstance(most, Unavailable) else count_rpcs_at_limit(now.sent, most)
+                most if isinstance(most, Unavailable) else count_rpcs_at_limit(rpc_stats.sent, most)
             )
-            pending.append(now.pending_pages * _PAGE_BYTES)
-            in_flight.append(now.in_flight)
+            pending.append(rpc_stats.pending_pages * _PAGE_BYTES)
+            in_flight.append(rpc_stats.in_flight)
         return [sum_values(limit), sum_values(pending), sum_values(in_flight)]
 
     def _rpcs(
-        self, target: Target, stats: dict[str, LustreCounter] | Unavailable, whole: bool = False
+        self,
+        target: Target,
+        stats: dict[str, LustreCounter] | Unavailable,
+        with_transfers: bool = False,
     ) -> tuple[Value, Value]:
-        """Return count and time of the RPCs to a target, with reads and writes only if `whole`."""
+        """Return count and time of the RPCs to a target.
+
+        with_transfers: count reads and writes too.
+        """
         if isinstance(stats, Unavailable):
             return stats, stats
-        rpcs = sum_waited_rpcs(stats) if whole else sum_waited_rpcs(stats, "ost_read", "ost_write")
+        rpcs = (
+            sum_waited_rpcs(stats)
+            if with_transfers
+            else sum_waited_rpcs(stats, "ost_read", "ost_write")
+        )
         if rpcs is None:
             return _NO_TIME, _NO_TIME
         # The file is not written atomically: a difference may decrease by RPCs ended in between.
-        key = f"{target.folder} {whole}"
+        key = f"{target.folder} {with_transfers}"
         last = self._last.get(key, (0, 0))
         if rpcs[0] >= last[0] - _MAX_BACKWARD_STEP_RPCS:  # otherwise the file was cleared
             rpcs = max(rpcs[0], last[0]), max(rpcs[1], last[1])
@@ -495,10 +510,10 @@ def _get_count_and_time(stats: Mapping[str, LustreCounter], name: str) -> tuple[
 
 
 def _collect_calls(
-    llite: Mapping[str, LustreCounter] | Unavailable, known: Iterable[str]
+    llite: Mapping[str, LustreCounter] | Unavailable, call_names: Iterable[str]
 ) -> dict[str, tuple[Value, Value]]:
     if isinstance(llite, Unavailable):
-        return {call: (llite, llite) for call in known}
+        return {call: (llite, llite) for call in call_names}
     return {
         call: _get_count_and_time(llite, call)
         for call in _KNOWN_CALLS

@@ -162,14 +162,15 @@ def _parse_mount(point: str, body: bytes) -> NfsMount:
         row = numbers.split(None, 8)[:8]
         if word in NFS_OPERATIONS and len(row) == 8 and all(number.isdigit() for number in row):
             operations[word] = _parse_operation(row)
-    whole = _sum_transports(transports)
-    return NfsMount(point, read_bytes, write_bytes, len(transports), whole, operations)
+    transport_sum = _sum_transports(transports)
+    return NfsMount(point, read_bytes, write_bytes, len(transports), transport_sum, operations)
 
 
 def _parse_transport(fields: list[bytes]) -> NfsTransport:
     words = _TRANSPORT_WORDS[fields[1]]
     return NfsTransport._make(
-        _parse_number(fields[at]) if at is not None and at < len(fields) else None for at in words
+        _parse_number(fields[index]) if index is not None and index < len(fields) else None
+        for index in words
     )
 
 
@@ -182,9 +183,9 @@ def _sum_transports(transports: list[NfsTransport]) -> NfsTransport:
     """Sum the counters of connections; one unknown value makes the sum unknown."""
     sums: list[int | None] = []
     for name, values in zip(NfsTransport._fields, zip(*transports)):
-        known = [value for value in values if value is not None]
-        whole = max(known, default=0) if name == "slots_most" else sum(known)
-        sums.append(whole if len(known) == len(values) else None)
+        known_values = [value for value in values if value is not None]
+        total = max(known_values, default=0) if name == "slots_most" else sum(known_values)
+        sums.append(total if len(known_values) == len(values) else None)
     return NfsTransport._make(sums or [None] * len(NfsTransport._fields))
 
 
