@@ -158,7 +158,7 @@ def mark_step(number: int = UNKNOWN) -> None:
     number: the job's own number of this step, -1 = not stated.
     """
     global _step_source, _began_ns, _counters
-    now = monotonic_ns()
+    now_ns = monotonic_ns()
     if number >= 0:
         note_job_step(number)
     if _step_source != USER:
@@ -166,9 +166,9 @@ def mark_step(number: int = UNKNOWN) -> None:
         _counters = 0  # the user may count otherwise than the optimizer
         if _number or not _began_ns:
             # The optimizer has already ended this step, or its start is unknown.
-            _began_ns = now
+            _began_ns = now_ns
             return
-    _finish_step(now)
+    _finish_step(now_ns)
 
 
 def _finish_step(end_ns: int) -> None:
@@ -223,11 +223,11 @@ def read_usage() -> Any:
 
 def compute_usage_since(before: Any) -> Tuple[int, int, int]:
     """Return (user CPU ns, system CPU ns, bytes read from block devices) since `before`."""
-    now = read_usage()
+    usage = read_usage()
     return (
-        round((now.ru_utime - before.ru_utime) * 1e9),
-        round((now.ru_stime - before.ru_stime) * 1e9),
-        (now.ru_inblock - before.ru_inblock) * SECTOR_BYTES,
+        round((usage.ru_utime - before.ru_utime) * 1e9),
+        round((usage.ru_stime - before.ru_stime) * 1e9),
+        (usage.ru_inblock - before.ru_inblock) * SECTOR_BYTES,
     )
 
 

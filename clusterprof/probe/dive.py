@@ -211,8 +211,10 @@ class Window:
         for name, original in self._originals.items():
             setattr(module, name, original)
         self._originals = {}
-        original, own = self._emits
-        if own is not None and ring.emit is own:  # not if the probe has switched itself off
+        original, watching_emit = self._emits
+        if (
+            watching_emit is not None and ring.emit is watching_emit
+        ):  # not if the probe has switched itself off
             ring.emit = original
         self._emits = None, None
 
@@ -253,8 +255,8 @@ def find_obstacle(folder: str) -> str:
     """Return why no window can be taken now; "" = it can."""
     module: Any = sys.modules.get(_MODULE)
     autograd = getattr(sys.modules.get("torch._C"), "_autograd", None)
-    known = module is not None and all(hasattr(module, name) for name in _PATCHED)
-    if autograd is None or not known:
+    is_supported = module is not None and all(hasattr(module, name) for name in _PATCHED)
+    if autograd is None or not is_supported:
         return "this PyTorch has no profiler that the probe knows"
     if getattr(module, "_is_profiler_enabled", False) or autograd._profiler_enabled():
         return "another profiler was active"

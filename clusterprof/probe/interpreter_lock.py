@@ -193,37 +193,37 @@ class _Watch:
                 return
             self.woken_cpu_ns = thread_time_ns()
             short_pauses = max(0, short_pauses - 1)
-            now = monotonic_ns()
+            now_ns = monotonic_ns()
             is_prompt = restore_switch_interval()
-            is_early = not is_prompt and sample_due_ns - now >= _LEAST_NS
+            is_early = not is_prompt and sample_due_ns - now_ns >= _LEAST_NS
             prepares = is_early and self._is_sample_due(sample_due_ns)
-            taken_ns = 0 if prepares else self._take_sample(now)
-            others = self._take_others(now - due_ns, taken_ns)
-            if self._needs_delay(now - due_ns, is_prompt):
+            taken_ns = 0 if prepares else self._take_sample(now_ns)
+            other_threads = self._take_others(now_ns - due_ns, taken_ns)
+            if self._needs_delay(now_ns - due_ns, is_prompt):
                 before_ns, self.delayed_ns, self.unread = self.delayed_ns, self._read_delay(), 0
                 due_ns += self.delayed_ns - before_ns
                 sample_due_ns += self.delayed_ns - before_ns
-                if self.records_waits and now - due_ns >= max(
+                if self.records_waits and now_ns - due_ns >= max(
                     LATE_NS, int(sys.getswitchinterval() * 1.6e9)
                 ):
                     # Reading the file gave the lock away: until now others kept it again.
                     pause_ns = int(length_s * 1e9)
                     ring.emit(layout.INTERPRETER_WAIT, due_ns, monotonic_ns(), pause_ns)
                     if self.sampler is not None:
-                        self.sampler.record_others(others, due_ns, now, now - due_ns)
+                        self.sampler.record_others(other_threads, due_ns, now_ns, now_ns - due_ns)
                     short_pauses = SHORT_PAUSES
-                    watchful_until_ns = now + WATCHFUL_NS
+                    watchful_until_ns = now_ns + WATCHFUL_NS
             self.unread += 1
             if self.sampler is not None:
                 self._finish_sample(sample_due_ns, taken_ns, int(length_s * 1e9), is_prompt)
                 if taken_ns and self.sampler.waits_for_others():
                     interval_ns = self.sampler.interval_ns
-                    self.sampler.record_others(others, taken_ns, taken_ns, interval_ns)
+                    self.sampler.record_others(other_threads, taken_ns, taken_ns, interval_ns)
             if prepares:
                 lower_switch_interval(self._choose_switch_interval())
             elif self.records_waits:
                 for look in on_look:
-                    look(now)
+                    look(now_ns)
 
     def _choose_lead(self) -> int:
         """Return how long before a sample the switch interval is lowered, ns.

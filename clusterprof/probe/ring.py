@@ -269,12 +269,12 @@ def _make_enter(words: memoryview) -> Enter:
     pack, offset = layout.UNDER_WAY.pack_into, layout.UNDER_WAY_OFFSET
 
     def enter(a: int, b: int, c: int, d: int) -> int:
-        now = monotonic_ns()
+        now_ns = monotonic_ns()
         try:
-            pack(words, offset, now, a, b, c, d)
+            pack(words, offset, now_ns, a, b, c, d)
         except BaseException as error:
             handle_error(error)
-        return now
+        return now_ns
 
     return enter
 
@@ -394,9 +394,9 @@ def _open_ring() -> None:
 
 def _begin_recording() -> None:
     """Record which hooks are installed, and run the callbacks that need an open ring."""
-    now = monotonic_ns()
+    now_ns = monotonic_ns()
     for number, hooked in import_hooks.notes:
-        emit(layout.HOOK_NOTE, now, now, number, hooked)
+        emit(layout.HOOK_NOTE, now_ns, now_ns, number, hooked)
     for callback in on_open:
         callback()
 

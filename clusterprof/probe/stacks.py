@@ -111,7 +111,7 @@ class StackTable:
         the code before that call when it was asked to.
         """
         places: List[int] = []
-        known = self._instructions.get
+        get_number = self._instructions.get
         if frame is not None and frame.f_back is not None and _is_entry(frame):
             frame = frame.f_back
             before = self._number_place_before(frame)
@@ -122,24 +122,24 @@ class StackTable:
                 frame = frame.f_back
         while frame is not None:
             code = frame.f_code
-            place = known((id(code), frame.f_lasti))
-            if place is None:
-                place = self._number_instruction(code, frame)
-            if place >= 0:
-                places.append(place)
+            place_number = get_number((id(code), frame.f_lasti))
+            if place_number is None:
+                place_number = self._number_instruction(code, frame)
+            if place_number >= 0:
+                places.append(place_number)
                 if len(places) == layout.MAX_FRAMES:
                     break
-            elif place == _NO_ROOM:
+            elif place_number == _NO_ROOM:
                 return 0
             frame = frame.f_back
         places.reverse()
         stack, stacks = 0, self._stacks
-        for place in places:
-            key = stack * MAX_PLACES + place
+        for place_number in places:
+            key = stack * MAX_PLACES + place_number
             number = stacks.get(key)
             if number is None:
                 number = len(stacks) + 1
-                entry = layout.STACK_ENTRY.pack(layout.STACK_TAG, stack, place)
+                entry = layout.STACK_ENTRY.pack(layout.STACK_TAG, stack, place_number)
                 if number > self._max_stacks or not self._append(entry):
                     return 0
                 stacks[key] = number
@@ -148,39 +148,39 @@ class StackTable:
 
     def _number_instruction(self, code: CodeType, frame: FrameType) -> int:
         if code.co_filename.startswith(_OWN_FOLDER):
-            place = _OWN
+            place_number = _OWN
         else:
-            place = self._number_place(code, frame.f_lineno or code.co_firstlineno)
-            if place == _NO_ROOM:
-                return place
+            place_number = self._number_place(code, frame.f_lineno or code.co_firstlineno)
+            if place_number == _NO_ROOM:
+                return place_number
         if len(self._instructions) >= MAX_PLACES:
             self._instructions.clear()
             self._codes.clear()
         self._codes[id(code)] = code
-        self._instructions[id(code), frame.f_lasti] = place
-        return place
+        self._instructions[id(code), frame.f_lasti] = place_number
+        return place_number
 
     def _number_place_before(self, frame: FrameType) -> int:
         """Number the code that ran in a frame before its present call; _OWN = none did."""
-        code, at = frame.f_code, frame.f_lasti
-        place = self._places_before.get((id(code), at))
-        if place is None:
+        code, instruction = frame.f_code, frame.f_lasti
+        place_number = self._places_before.get((id(code), instruction))
+        if place_number is None:
             is_own = code.co_filename.startswith(_OWN_FOLDER)
-            line = 0 if is_own else _find_line_before(code, at)
-            place = self._number_place(code, line) if line else _OWN
+            line = 0 if is_own else _find_line_before(code, instruction)
+            place_number = self._number_place(code, line) if line else _OWN
             if len(self._places_before) < MAX_PLACES:
                 self._codes_before.append(code)
-                self._places_before[id(code), at] = place
-        return place
+                self._places_before[id(code), instruction] = place_number
+        return place_number
 
     def _number_place(self, code: CodeType, line: int) -> int:
         function = self._number_function(code)
-        place = self._places.get((function, line))
-        if place is None and function >= 0:
+        place_number = self._places.get((function, line))
+        if place_number is None and function >= 0:
             entry = layout.PLACE_ENTRY.pack(layout.PLACE_TAG, function, line)
             if len(self._places) < MAX_PLACES and self._append(entry):
-                place = self._places[function, line] = len(self._places)
-        return _NO_ROOM if place is None else place
+                place_number = self._places[function, line] = len(self._places)
+        return _NO_ROOM if place_number is None else place_number
 
     def _number_function(self, code: CodeType) -> int:
         file = self._number_file(code.co_filename)
@@ -237,7 +237,7 @@ class Sampler:
             table = self._table = make_table()
             if table is None:
                 return 0
-        now = monotonic_ns()
+        now_ns = monotonic_ns()
         thread = find_sampled_thread()
         if thread != self._thread:
             self.close()
@@ -247,13 +247,13 @@ class Sampler:
         if frame is None:
             self._stack = 0
             self._unreadable += 1
-            return now
+            return now_ns
         self._waits = frame.f_code.co_filename.endswith(_WAITING_FILES)
         self._stack = table.number_stack(frame)
         del frame
         if not self._stack:
             self._overflowed += 1
-        return now
+        return now_ns
 
     def take_others(self) -> List[Tuple[int, int]]:
         """Return number and stack of each other thread that does not wait for work.
@@ -264,13 +264,13 @@ class Sampler:
         table = self._table
         if table is None:
             return []
-        own = get_ident()
-        known = getattr(sys.modules.get("threading"), "_active", {})
+        own_thread = get_ident()
+        threads = getattr(sys.modules.get("threading"), "_active", {})
         stacks: List[Tuple[int, int]] = []
         for thread, frame in sys._current_frames().items():
-            is_other = thread != own and thread != self._thread[0]
+            is_other = thread != own_thread and thread != self._thread[0]
             if is_other and not frame.f_code.co_filename.endswith(_WAITING_FILES):
-                number = getattr(known.get(thread), "native_id", None)
+                number = getattr(threads.get(thread), "native_id", None)
                 stacks.append((number or 1, table.number_stack(frame)))
                 if len(stacks) == MAX_OTHERS:
                     break
@@ -338,24 +338,24 @@ class Sampler:
 
 def _is_entry(frame: FrameType) -> bool:
     """Return whether a function has just been entered, or a generator gone on."""
-    at = frame.f_lasti
-    return at >= 0 and frame.f_code.co_code[at] == _RESUME
+    instruction = frame.f_lasti
+    return instruction >= 0 and frame.f_code.co_code[instruction] == _RESUME
 
 
-def _find_line_before(code: CodeType, at: int) -> int:
+def _find_line_before(code: CodeType, instruction: int) -> int:
     """Find the line of the last instruction before a call that may have taken time; 0 = none.
 
-    at: offset of the call. Instructions that only fetch what is called take none.
+    instruction: offset of the call. Instructions that only fetch what is called take none.
     """
     instructions = code.co_code
-    while at > 0 and instructions[at] == _CACHE:
-        at -= 2
-    at -= 2
-    while at >= 0 and instructions[at] in _QUICK:
-        at -= 2
-    if at < 0 or instructions[at] == _RESUME:
+    while instruction > 0 and instructions[instruction] == _CACHE:
+        instruction -= 2
+    instruction -= 2
+    while instruction >= 0 and instructions[instruction] in _QUICK:
+        instruction -= 2
+    if instruction < 0 or instructions[instruction] == _RESUME:
         return 0
-    lines = (line for start, end, line in code.co_lines() if start <= at < end)
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
     return next(lines, None) or 0
 
 

@@ -137,7 +137,7 @@ class CoalescedBatch:
                 pending_work.register_work(work, number, b, self.bytes, d)
         elif self.messages and work is not None:
             messages = sorted(self.messages, key=_is_not_receive)
-            pending_work.register_work(work, *messages[0], others=messages[1:])
+            pending_work.register_work(work, *messages[0], further_spans=messages[1:])
 
 
 def _is_not_receive(message: Tuple[int, int, int, int]) -> bool:

@@ -171,9 +171,9 @@ def wrap_worker_loop(module: Any) -> None:
 
     def record_start(*arguments: Any) -> None:
         ring.helper = True
-        now = monotonic_ns()
+        now_ns = monotonic_ns()
         worker, workers = arguments[worker_at], arguments[workers_at]
-        ring.emit(layout.WORKER_START, now, now, worker, workers, _find_loader_pid())
+        ring.emit(layout.WORKER_START, now_ns, now_ns, worker, workers, _find_loader_pid())
 
     wrap_function(module, "_worker_loop", lambda *unused: None, record_start)
 

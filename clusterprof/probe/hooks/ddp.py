@@ -116,8 +116,10 @@ class _ForwardPass:
             end = monotonic_ns()
             group, start = self._group, self._start_ns
             number = next(group.operations)
-            size, what = self._model.bytes, layout.GRADIENTS
-            sequence = ring.emit(layout.COLLECTIVE, start, end, group.number, number, size, what)
+            size, operation = self._model.bytes, layout.GRADIENTS
+            sequence = ring.emit(
+                layout.COLLECTIVE, start, end, group.number, number, size, operation
+            )
             cuda.finish_wait(self._mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
         except BaseException as error:
             handle_error(error)
@@ -190,8 +192,8 @@ def _finish_broadcast(
         return
     size = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
     sent_bytes = size if group.global_rank(authoritative_rank) == group.rank else 0
-    what = layout.BROADCAST
-    sequence = ring.emit(layout.COLLECTIVE, start, end, group.number, number, sent_bytes, what)
+    operation = layout.BROADCAST
+    sequence = ring.emit(layout.COLLECTIVE, start, end, group.number, number, sent_bytes, operation)
     cuda.finish_wait(mark, sequence, start, end, layout.EXPOSED_COLLECTIVE)
 
 

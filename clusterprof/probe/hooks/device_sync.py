@@ -97,13 +97,13 @@ def add_sync_wait(start: int) -> None:
         if is_outer or not _probe.on:  # type: ignore[attr-defined]
             return
         _last_wait = thread, start
-        now = monotonic_ns()
+        now_ns = monotonic_ns()
         if _count and start - _began_ns >= MERGE_WINDOW_NS:
             record_syncs()
         if not _count:
             _began_ns = start
-        _ended_ns = now
-        _waited_ns += now - start
+        _ended_ns = now_ns
+        _waited_ns += now_ns - start
         _count += 1
     except BaseException as error:
         handle_error(error)

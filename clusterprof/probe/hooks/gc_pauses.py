@@ -21,16 +21,16 @@ def install() -> None:
 def _record_pause(phase: str, info: Dict[str, int]) -> None:
     global _gc_began_ns
     try:
-        now = monotonic_ns()
+        now_ns = monotonic_ns()
         if phase == "start":
-            _gc_began_ns = now
+            _gc_began_ns = now_ns
             return
         began, _gc_began_ns = _gc_began_ns, 0
         generation = info["generation"]
-        if not began or (generation != FULL_GENERATION and now - began < MIN_PAUSE_NS):
+        if not began or (generation != FULL_GENERATION and now_ns - began < MIN_PAUSE_NS):
             return
         if ring.is_open():  # a forked child that records nothing else needs no ring
-            ring.emit(layout.GC, began, now, generation, info["collected"])
+            ring.emit(layout.GC, began, now_ns, generation, info["collected"])
     except BaseException as error:
         handle_error(error)
 

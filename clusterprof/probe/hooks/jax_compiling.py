@@ -35,7 +35,7 @@ def install(module: ModuleType) -> bool:
 def _record_event(event: str, duration: float, **extra: Any) -> None:
     try:
         if _probe.on and duration >= MIN_COMPILE_S and event in _COMPILE_EVENTS:  # type: ignore[attr-defined]
-            now = monotonic_ns()
-            ring.emit(layout.COMPILE, now - int(duration * 1e9), now, UNKNOWN)
+            now_ns = monotonic_ns()
+            ring.emit(layout.COMPILE, now_ns - int(duration * 1e9), now_ns, UNKNOWN)
     except BaseException as error:
         handle_error(error)

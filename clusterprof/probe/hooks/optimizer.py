@@ -54,9 +54,9 @@ def _begin_optimizer_step(optimizer: Any) -> None:
             _owner = weakref.ref(optimizer)
         if outermost_calls.open_evaluations:  # what trains in evaluation mode does not evaluate
             outermost_calls.open_evaluations.clear()
-        now = monotonic_ns()
-        _began_ns[id(optimizer)] = now
-        annotations.begin_first_step(now)
+        now_ns = monotonic_ns()
+        _began_ns[id(optimizer)] = now_ns
+        annotations.begin_first_step(now_ns)
     except BaseException as error:
         handle_error(error)
 
@@ -66,13 +66,13 @@ def _finish_optimizer_step(optimizer: Any) -> None:
         began = _began_ns.pop(id(optimizer), 0)
         if not began or not _probe.on:  # type: ignore[attr-defined]
             return
-        now = monotonic_ns()
-        ring.emit(layout.OPTIMIZER, began, now)
+        now_ns = monotonic_ns()
+        ring.emit(layout.OPTIMIZER, began, now_ns)
         # With several optimizers (a generator and its critic) one loop iteration is one step.
         if _owner is not None and _owner() is optimizer:
             if _reads < MAX_READS and annotations.needs_job_step():
                 annotations.note_job_step(_read_counter(optimizer))
-            annotations.finish_optimizer_step(now)
+            annotations.finish_optimizer_step(now_ns)
         cuda.collect_finished_waits()
     except BaseException as error:
         handle_error(error)

@@ -86,15 +86,17 @@ def _close_mark(mark: Optional[OpenMark]) -> None:
 
 def begin_evaluation(model: Any) -> None:
     """Note that a model was set to evaluation mode; its evaluation may begin."""
-    key, now = id(model), monotonic_ns()
-    known = open_evaluations.get(key)
-    if (known is not None and known[0]() is model) or len(open_evaluations) >= MAX_OPEN_EVALUATIONS:
+    key, now_ns = id(model), monotonic_ns()
+    open_evaluation = open_evaluations.get(key)
+    if (open_evaluation is not None and open_evaluation[0]() is model) or len(
+        open_evaluations
+    ) >= MAX_OPEN_EVALUATIONS:
         return
     thread = get_ident()
     if thread in evaluating_threads or ring.is_helper():
         return  # a framework's evaluation is recorded as a whole
     if annotations.is_training_thread(thread):
-        open_evaluations[key] = [weakref.ref(model), now, 0]
+        open_evaluations[key] = [weakref.ref(model), now_ns, 0]
 
 
 def bound_evaluations(now_ns: int) -> None:

@@ -27,16 +27,16 @@ coalescing_spans: Dict[int, List[SpanFields]] = {}
 
 
 def register_work(
-    work: Any, group: int, b: int, size: int, d: int, others: Sequence[SpanFields] = ()
+    work: Any, group: int, b: int, size: int, d: int, further_spans: Sequence[SpanFields] = ()
 ) -> None:
     """Register a work, so that the wait for it is recognized.
 
-    d: the operation as it was issued. others: further operations that the wait covers.
+    d: the operation as it was issued. further_spans: further operations that the wait covers.
     """
     if len(_pending_works) >= MAX_PENDING_WORKS:
         for key in list(_pending_works)[: MAX_PENDING_WORKS // 4]:  # these are no longer waited for
             _pending_works.pop(key, None)
-    _pending_works[id(work)] = (weakref.ref(work), group, b, size, d + _WAIT_OFFSET, others)
+    _pending_works[id(work)] = (weakref.ref(work), group, b, size, d + _WAIT_OFFSET, further_spans)
 
 
 def wrap_wait(original: Any) -> Any:

@@ -96,8 +96,8 @@ def _add_group(c10d: Any, process_group: Any) -> Group:
 
 def _find_own_name(c10d: Any, process_group: Any, ranks: List[int]) -> str:
     """Return the name of a process group if an earlier one has the same members, else ""."""
-    for other, numbering in list(c10d._world.pg_group_ranks.items()):
-        if other is process_group:
+    for group, numbering in list(c10d._world.pg_group_ranks.items()):
+        if group is process_group:
             break
         if sorted(numbering) == sorted(ranks):
             return str(getattr(c10d._world, "pg_names", {}).get(process_group, ""))
@@ -114,10 +114,10 @@ def _make_group(ranks: List[int], rank: int, name: str = "") -> Group:
     if group.ranks == ranks:
         return group
     # Equal ranks in another order: a separate order, but a common count.
-    other = Group(number, ranks, rank)
-    other.operations = group.operations
-    other._messages = group._messages
-    return other
+    new_group = Group(number, ranks, rank)
+    new_group.operations = group.operations
+    new_group._messages = group._messages
+    return new_group
 
 
 def _drop_dead_groups() -> None:

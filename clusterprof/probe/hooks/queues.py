@@ -106,14 +106,14 @@ def _may_wait() -> bool:
 def _count_item(key: int) -> bool:
     """Count an item of a queue; return whether it is taken from in at least every second step."""
     step = annotations.count_steps()
-    taken = _taken.get(key)
-    if taken is None:
+    items_taken = _taken.get(key)
+    if items_taken is None:
         if len(_taken) >= _MAX_QUEUES:  # those of earlier epochs
             _taken.clear()
         _taken[key] = [1, step]
         return False
-    taken[0] += 1
-    return 2 * (taken[0] - 1) >= step - taken[1]
+    items_taken[0] += 1
+    return 2 * (items_taken[0] - 1) >= step - items_taken[1]
 
 
 def _finish_wait(wait: WaitToken, start: int, end: int, item: Any, *rest: Any, **more: Any) -> None:
@@ -138,8 +138,8 @@ def _note_timeout(wait: Any) -> None:
         return
     key, start, waits, mark = wait
     try:  # the job's own exception is under way: none of ours may take its place
-        taken, end = _taken.get(key), monotonic_ns()
-        if waits and taken is not None and taken[0] > 1 and end - start >= MIN_WAIT_NS:
+        items_taken, end = _taken.get(key), monotonic_ns()
+        if waits and items_taken is not None and items_taken[0] > 1 and end - start >= MIN_WAIT_NS:
             _record_wait(mark, start, end)
         else:
             cuda.finish_wait(mark, 0, start, end)

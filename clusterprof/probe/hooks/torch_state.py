@@ -33,8 +33,8 @@ _unavailable = False
 def record_allocator_counters(module: Any) -> None:
     """Read the counters if due; `module` is that of a device which the job has initialized."""
     global _read_ns, _previous, _unavailable
-    now = monotonic_ns()
-    if _unavailable or (now - _read_ns < READ_INTERVAL_NS and _previous):
+    now_ns = monotonic_ns()
+    if _unavailable or (now_ns - _read_ns < READ_INTERVAL_NS and _previous):
         return
     reader = getattr(module, "memory_stats_as_nested_dict", None)
     if reader is None:
@@ -50,20 +50,20 @@ def record_allocator_counters(module: Any) -> None:
             -1 if value < 0 else max(0, value - previous)
             for value, previous in zip(values, _previous)
         ]
-        ring.emit(layout.ALLOCATOR, _read_ns, now, *differences)
-    _read_ns, _previous = now, values
+        ring.emit(layout.ALLOCATOR, _read_ns, now_ns, *differences)
+    _read_ns, _previous = now_ns, values
 
 
 def record_debug_modes() -> None:
     """Record which modes for debugging are on, if a reading is due."""
     global _modes_read_ns
-    now = monotonic_ns()
-    if now - _modes_read_ns < READ_INTERVAL_NS:
+    now_ns = monotonic_ns()
+    if now_ns - _modes_read_ns < READ_INTERVAL_NS:
         return
-    since_ns, _modes_read_ns = _modes_read_ns, now
+    since_ns, _modes_read_ns = _modes_read_ns, now_ns
     modes = read_debug_modes()
     if modes and since_ns:
-        ring.emit(layout.DEBUG_MODES, since_ns, now, modes)
+        ring.emit(layout.DEBUG_MODES, since_ns, now_ns, modes)
 
 
 def read_debug_modes() -> int:
