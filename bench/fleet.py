@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.fleet.database import Ledger, Price, Source, open_ledger
+from clusterprof.fleet.database import Ledger, Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry, build_job_entry
 from clusterprof.fleet.page import render_fleet_page
 from clusterprof.fleet.queries import Choice, summarize_ledger
@@ -63,7 +63,7 @@ def add_jobs(folder: Path) -> None:
             def add(round_: int, report: Report = report, ledger: Ledger = ledger) -> None:
                 for number in range(ADDED):
                     fresh = replace(build_job_entry(report, CAUSES), key=f"{round_} {number}")
-                    ledger.put(fresh, Source(fresh.key, "1", 1))
+                    ledger.put(fresh, RecordedInput(fresh.key, "1", 1))
 
             add_s = measure_cpu_s(add) / ADDED
         print(
@@ -86,7 +86,7 @@ def ask_many(path: Path) -> None:
             fresh = replace(
                 entry, key=str(number), user=f"user-{number % USERS}", started_ns=start_ns
             )
-            ledger.put(fresh, Source(str(number), "1", 1), Price(2.5, "USD"))
+            ledger.put(fresh, RecordedInput(str(number), "1", 1), Price(2.5, "USD"))
         filled = time.process_time() - begun
     size = os.stat(path).st_size
     print(f"  {JOBS:,} jobs: {size / 1e6:.0f} MB, filled in {filled:.0f} CPU-s")

@@ -106,7 +106,7 @@ _CHILD_TABLES = ("job_causes", "job_nodes", "job_places", "culprits")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RecordedInput:
     """What was read at a path."""
 
     path: str
@@ -135,13 +135,13 @@ class Ledger:
         self.connection = connection
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def list_sources(self) -> dict[str, Source]:
+    def list_sources(self) -> dict[str, RecordedInput]:
         """List what was read, by path."""
         with convert_errors(self.path):
             rows = self.connection.execute("SELECT path, state, bytes, problem FROM sources")
-            return {row[0]: Source(*row) for row in rows}
+            return {row[0]: RecordedInput(*row) for row in rows}
 
-    def put(self, entry: JobEntry, source: Source, price: Price | None = None) -> bool:
+    def put(self, entry: JobEntry, source: RecordedInput, price: Price | None = None) -> bool:
         """Add a job, or replace it, in one transaction; return whether it was there before.
 
         It replaces the entry of the same job, and that of an earlier state of the same recording:
@@ -166,7 +166,7 @@ class Ledger:
             self._put_source(source, job)
             return bool(known)
 
-    def put_problem(self, source: Source) -> None:
+    def put_problem(self, source: RecordedInput) -> None:
         """Note that a path gave no job; a job that it gave before is kept. Raises: as `put`."""
         with convert_errors(self.path), self._begin():
             row = self.connection.execute(
@@ -289,7 +289,7 @@ class Ledger:
         self._numbers[table, name] = int(row[0])
         return int(row[0])
 
-    def _put_source(self, source: Source, job: int | None) -> None:
+    def _put_source(self, source: RecordedInput, job: int | None) -> None:
         self.connection.execute(
             "INSERT INTO sources VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
             " state = excluded.state, bytes = excluded.bytes, job = excluded.job,"

@@ -26,7 +26,7 @@ from pathlib import Path
 from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.pipeline import AnalysisRequest, analyze_with_request
 from clusterprof.errors import ClusterprofError, NoRecording, UsageError
-from clusterprof.fleet.database import Ledger, Price, Source
+from clusterprof.fleet.database import Ledger, Price, RecordedInput
 from clusterprof.fleet.job_entry import JobEntry, build_job_entry
 from clusterprof.gate.stored_report import is_report, load_report
 from clusterprof.report.document_base import FORMAT
@@ -48,7 +48,7 @@ class Run:
 
     path: Path
     state: str
-    """As in `Source`."""
+    """As in `RecordedInput`."""
     bytes: int
     written_s: float
     """When the newest of its files was written, seconds since 1970."""
@@ -57,9 +57,9 @@ class Run:
     is_report: bool
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RecordedInput:
         """Return it as the ledger keeps it."""
-        return Source(str(self.path), self.state, self.bytes)
+        return RecordedInput(str(self.path), self.state, self.bytes)
 
 
 @dataclass
@@ -216,7 +216,7 @@ def update_ledger(
     return intake
 
 
-def _is_due(run: Run, known: Source | None, is_watched: bool, read_again: bool) -> bool:
+def _is_due(run: Run, known: RecordedInput | None, is_watched: bool, read_again: bool) -> bool:
     """Decide whether a run is to be read."""
     if known is None or read_again:
         return True
