@@ -36,7 +36,7 @@ from clusterprof.report.document_base import (
     limit_to,
     take_from,
 )
-from clusterprof.report.model import CoverageGap, Evidence, Grade
+from clusterprof.report.model import Grade
 
 
 class JobFacts(Document, frozen=True, kw_only=True):
@@ -145,6 +145,13 @@ class CulpritSum(Document, frozen=True):
     culprits: Count
     own_ns: Ns | None
     others_ns: Ns | None
+
+
+class Evidence(Document, frozen=True):
+    name: str
+    value: float
+    unit: str
+    note: str = ""
 
 
 class Finding(Document, frozen=True):
@@ -315,6 +322,13 @@ class Metric(Document, frozen=True):
     unit: str
     bound: Literal["exact", "at most", "at least"]
     why_missing: str
+
+
+class CoverageGap(Document, frozen=True):
+    what: str
+    kind: str
+    message: str
+    remedy: str
 
 
 class NodeFacts(Document, frozen=True):

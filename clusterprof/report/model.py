@@ -195,6 +195,11 @@ class Cause:
     An imported trace then always shows it; without these marks and spans never."""
 
 
+EvidenceSign = Literal["", "faster-device-idle", "port-unused"]
+"""What a piece of evidence shows: a device was idle and is faster than those in use; an RDMA port
+had no traffic while the job used TCP."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One number behind a claim."""
@@ -207,6 +212,11 @@ class Evidence:
     """Canonical unit, a word of `clusterprof.units`."""
     note: str = ""
     """What it indicates about the cause, as half a sentence."""
+    # The facts below are what code may ask for, in place of the note; they are not in the JSON.
+    sign: EvidenceSign = field(default="", kw_only=True)
+    """What the number shows; "" = nothing that advice asks for."""
+    device: str = field(default="", kw_only=True)
+    """The device that `sign` is about."""
 
 
 @dataclass(frozen=True, slots=True)

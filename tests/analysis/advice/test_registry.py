@@ -379,14 +379,14 @@ def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
 
 
 def test_the_interface_is_the_one_that_the_evidence_names() -> None:
-    """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
-    note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
-    slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
+    """Its note is for people: whatever it says, the advice stays."""
+    name, rate = "network.link_bytes_per_second", 1.25e8
+    slow = (Evidence(name, rate, "bytes/s", "…", sign="faster-device-idle", device="eth1"),)
     first_advice = first(make_context("net-path", slow))
     assert first_advice.what == "Point the job at eth1"
     assert first_advice.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
-    note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
-    unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
+    name, rate = "rdma.link_bytes_per_second", 2.5e10
+    unused = (Evidence(name, rate, "bytes/s", "…", sign="port-unused", device="mlx5_0:1"),)
     assert first(make_context("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
 
 

@@ -32,13 +32,17 @@ FASTER = Evidence(
     "network.link_bytes_per_second",
     1e8,
     "bytes/s",
-    "carried the traffic while eth1 was idle and is faster: eth0 of node-a",
+    "the sentence is for people: eth0 of node-a",
+    sign="faster-device-idle",
+    device="eth1",
 )
 UNUSED = Evidence(
     "rdma.link_bytes_per_second",
     1e9,
     "bytes/s",
-    "RDMA port without traffic while the job used TCP: mlx5_0 of node-a",
+    "the sentence is for people: mlx5_0 of node-a",
+    sign="port-unused",
+    device="mlx5_0",
 )
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
