@@ -9,16 +9,7 @@ nanosecond:
     lost_ns    = sum of the `lost_ns` of all in-step buckets, "unattributed" among them
     outside_ns = sum of the buckets outside steps (start-up before step 1, and the rest)
 
-Define the peer comparison: one number of the culprits, and the same number of the other
-ranks.
-
-Define when a cause was active: since when, and whether its culprits stay constant.
-
-Define advice: a recommendation chosen by a finding's evidence, and how to verify that
-it worked.
-
-Define the run fingerprint: facts that must match before the times of two runs may be
-compared.
+Sentences of the model are for people: what code must know of them stands in fields beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.report.code import CodeLine, CodeProfile
-from clusterprof.report.history import History, StepStats
+from clusterprof.report.history import History, SlowStepSummary, StepStats
 from clusterprof.report.impact import DeviceUtilization, Impact
 from clusterprof.report.life import Life
 
@@ -219,6 +210,24 @@ class Evidence:
     """The device that `sign` is about."""
 
 
+ResourceKind = Literal["", "training-process", "worker", "process", "cpu-set"]
+"""What a resource is, where advice asks for it; "" = something else, such as a mount or a NIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceFacts:
+    """What code may ask for of `Culprit.resource`; not part of a report as JSON."""
+
+    kind: ResourceKind = ""
+    name: str = ""
+    """The mount or disk alone, without what is below it; "" = as in the text."""
+    pid: int | None = None
+    """Process id on its node; None if it is no process, or several."""
+
+
+UNKNOWN_RESOURCE = ResourceFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class Culprit:
     """Rank, node, device or resource responsible for a cause."""
@@ -241,6 +250,7 @@ class Culprit:
     """
     recoverable_ns: int | None = None
     """Device time of all ranks recovered if only this culprit is in time."""
+    resource_facts: ResourceFacts = field(default=UNKNOWN_RESOURCE, kw_only=True)
 
     @property
     def caused_ns(self) -> int:
@@ -256,23 +266,6 @@ class CulpritGroup:
     """Its name ("stage 1")."""
     ranks: tuple[int, ...]
     """Global ranks of all its members, ascending."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlowStepSummary:
-    """The slowest steps of a job, and the ranks that determined them."""
-
-    steps: int
-    """Steps of the rank whose steps were examined."""
-    slow_step_count: int
-    """Number of slow steps examined: the slowest hundredth, and at least the slowest few."""
-    p50_ns: int | None
-    """Median step time over all ranks."""
-    p99_ns: int | None
-    late_ranks: tuple[tuple[str, int | None, int], ...] = ()
-    """(node, rank, number of slow steps in which it arrived last), most first."""
-    why_missing: str = ""
-    """Reason when the responsible ranks are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, TRANSFER
 from clusterprof.analysis.attribution.what_if import compute_common_ns, compute_recoverable_ns
 from clusterprof.analysis.cross_rank.observers import CulpritObserver
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
-from clusterprof.report.model import Culprit, Evidence, Finding, Persistence, RankLedger
+from clusterprof.report.model import (
+    UNKNOWN_RESOURCE,
+    Culprit,
+    Evidence,
+    Finding,
+    Persistence,
+    RankLedger,
+    ResourceFacts,
+)
 
 # Loss below this part of the time in steps is in the ledger but makes no finding.
 MIN_FINDING_RATIO = 0.01
@@ -191,13 +199,15 @@ def _get_identity(ledger: RankLedger) -> tuple[str, int, int]:
 
 def _build_culprit(rank: RankResult, leaves: Sequence[str]) -> Culprit:
     ledger = rank.ledger
-    units = {
-        resource: amount
-        for (cause, resource), amount in rank.accumulator.resources.items()
-        if cause in leaves
-    }
-    resource = max(sorted(units), key=lambda name: units[name], default="")
-    return Culprit(ledger.node, ledger.rank, ledger.device, resource)
+    units, facts = dict[str, int](), {"": UNKNOWN_RESOURCE}
+    for (cause, text, kind, name, pid), amount in rank.accumulator.resources.items():
+        if cause in leaves:
+            units[text] = amount
+            facts[text] = ResourceFacts(kind, name, None if pid < 0 else pid)
+    resource = max(sorted(units), key=lambda text: units[text], default="")
+    return Culprit(
+        ledger.node, ledger.rank, ledger.device, resource, resource_facts=facts[resource]
+    )
 
 
 def _evaluate_persistence(

@@ -65,7 +65,7 @@ from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import ENTIRE_RUN, PartOfRun, with_part_note
 from clusterprof.report.aggregate import list_processes
-from clusterprof.report.history import History
+from clusterprof.report.history import History, SlowStepSummary
 from clusterprof.report.model import (
     CoverageGap,
     Culprit,
@@ -74,7 +74,6 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
     RunFingerprint,
-    SlowStepSummary,
 )
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.units import format_quantity

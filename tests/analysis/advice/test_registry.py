@@ -10,7 +10,14 @@ from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderS
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.probe import layout
 from clusterprof.report.code import Place
-from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
+from clusterprof.report.model import (
+    Advice,
+    Culprit,
+    Evidence,
+    PeerComparison,
+    Persistence,
+    ResourceFacts,
+)
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 
 PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=4)
@@ -231,7 +238,8 @@ def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
 
 
 def test_the_training_process_is_profiled_as_what_it_is() -> None:
-    context = make_context("cpu-preprocess", PREPARING, resource="training process pid 7076")
+    facts = ResourceFacts("training-process", pid=7076)
+    context = make_context("cpu-preprocess", PREPARING, resource="it", resource_facts=facts)
     change = named(context, "prepare-ahead").change
     assert (
         "--pid 7076" in change
@@ -323,16 +331,14 @@ def test_a_hostile_name_stays_one_word_of_a_command() -> None:
 
 def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
     bound = make_evidence(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
-    where = "affinity: 8 workers on 1 of 16 CPUs"
+    where = {"resource": "8 workers on 1 of 16 CPUs", "resource_facts": ResourceFacts("cpu-set")}
     changes = {
         "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
         "kubernetes": "resources.requests.cpu and limits.cpu: 8",
         "": "leave the rank 8 CPUs",
     }
     for launcher, change in changes.items():
-        context = make_context(
-            "cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher
-        )
+        context = make_context("cpu-contention", bound, **where, cpus_allowed=1, launcher=launcher)
         assert ids(context) == ["more-cpus"]
         assert first(context).what == "Give the rank 8 CPUs"
         assert first(context).change.startswith(change)
@@ -425,6 +431,25 @@ def test_the_scene_knows_what_the_header_states() -> None:
     assert context.workers == LOADER.workers
 
 
+def test_a_mount_is_found_by_its_name_whatever_the_text_says() -> None:
+    """`/data` is named with its slow target; a folder may have brackets in its own name."""
+    slow = {"resource": "/data (data-OST0002)", "resource_facts": ResourceFacts(name="/data")}
+    assert make_context("storage-remote", **slow).mount == MACHINE.mounts[0]
+    odd = Mount("/my data (old)", "nfs4", "filer:/old", 1)
+    context = make_context("storage-remote", resource=odd.point, mounts=(odd,))
+    assert context.mount == odd and context.file_system == "nfs"
+
+
+def test_the_awaited_process_is_profiled_by_its_id() -> None:
+    """Only a single process has one; what its text says does not matter."""
+    waiting = make_evidence(awaited__waiting_ratio=0.9)
+    process = {"resource": "process 12 pid 7", "resource_facts": ResourceFacts("process", pid=7)}
+    change = named(make_context("cpu-preprocess", waiting, **process), "speed-up-awaited-work")
+    assert "--pid 7 " in change.change
+    thread = make_context("cpu-preprocess", waiting, resource="process thread 101")
+    assert "--pid PID " in named(thread, "speed-up-awaited-work").change
+
+
 def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
     """An SSD with one request at a time has room for more readers; a disk that rotates has not."""
     busy = make_evidence(disk__busy_ratio=0.97, disk__queue_count=1.1)
@@ -506,18 +531,15 @@ def test_processes_of_the_jobs_own_are_not_called_workers_of_a_loader() -> None:
 
 
 def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> None:
-    itself, loop = (
-        make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=0),
-        "training process",
-    )
-    own = make_context("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")
+    itself = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=0)
+    loop = {"resource": "it", "resource_facts": ResourceFacts("training-process", pid=7)}
+    own = make_context("cpu-preprocess", itself, loader=None, **loop)
     assert ids(own)[0] == "load-in-workers"
     assert "num_workers=4" in named(own, "load-in-workers").change
     # A data loader without workers gets more of them; those of another loader are not counted.
-    assert "load-in-workers" not in ids(
-        make_context("cpu-preprocess", itself, resource=f"{loop} pid 7")
-    )
-    other = make_context("cpu-preprocess", itself, loader=None, resource="worker pid 7")
+    assert "load-in-workers" not in ids(make_context("cpu-preprocess", itself, **loop))
+    worker = {"resource": "it", "resource_facts": ResourceFacts("worker", pid=7)}
+    other = make_context("cpu-preprocess", itself, loader=None, **worker)
     assert "load-in-workers" not in ids(other)
 
 

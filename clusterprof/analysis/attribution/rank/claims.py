@@ -78,7 +78,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.probe import layout
-from clusterprof.report.model import Evidence
+from clusterprof.report.model import Evidence, ResourceKind
 
 MISSING_TRACE_DATA = "samples or marks for it"
 """The missing input of these causes, as a report prints it: what a native recording would
@@ -473,13 +473,15 @@ def _sum_host_computation(rank: Rank, lost: LostTime, unclaimed: Int) -> dict[st
 def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Accumulator:
     evidence: dict[tuple[str, str, str, str], int] = {}
     weights: dict[tuple[str, str, str, str], int] = {}
-    resources: dict[tuple[str, str], int] = {}
+    resources: dict[tuple[str, str, ResourceKind, str, int], int] = {}
     for id_, claim in claims.items():
         units = sum(n for key, n in accumulator.claimed.items() if key[0] == id_)
         if not units:
             continue
         if claim.resource:
-            resources[(id_, claim.resource)] = units
+            facts = claim.resource_facts
+            pid = -1 if facts.pid is None else facts.pid
+            resources[(id_, claim.resource, facts.kind, facts.name, pid)] = units
         for item in claim.evidence:
             key = (id_, item.name, item.unit, item.note)
             weight = max(1, units // SHARE_SCALE)
