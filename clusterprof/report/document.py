@@ -7,7 +7,8 @@ the key is written. A type that describes a class of the model has the name of t
 whose attributes are the keys stand here themselves.
 
 Keys keep name, type, unit and meaning. A key with a default is not needed to judge a stored report,
-and reports of older versions may lack it; a written report has every key.
+and reports of older versions may lack it; a written report has every key, but for those that are
+left out where they are empty.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from clusterprof.report.document_base import (
     Reason,
     Row,
     limit_to,
+    omit_if_empty,
     take_from,
 )
 from clusterprof.report.model import Grade
@@ -525,6 +527,7 @@ class Report(Document, frozen=True, kw_only=True):
     not_seen: Annotated[tuple[CoverageGap, ...], take_from("coverage_gaps")]
     nodes: tuple[NodeFacts, ...]
     notes: tuple[str, ...]
+    failures: Annotated[tuple[str, ...], omit_if_empty()] = ()
     steps: Annotated[StepStats | None, limit_to(200)]
     likeness: Annotated[RunFingerprint | None, take_from("fingerprint"), limit_to(200)]
     history: Annotated[History | None, limit_to(200)] = None

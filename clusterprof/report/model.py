@@ -331,6 +331,8 @@ class CoverageGap:
     """What happened."""
     remedy: str
     """What to do; "" when nothing can be done."""
+    source: str = field(default="", kw_only=True)
+    """Collector, or first word of the signal, that is missing; "" for other gaps; not in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +510,8 @@ class Report:
     coverage_gaps: tuple[CoverageGap, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see ("lost time is an upper bound: …")."""
+    failures: tuple[str, ...] = ()
+    """Those of `notes` that say that the job failed or that its progress stopped."""
     job: JobFacts | None = None
     slow_step_summary: SlowStepSummary | None = None
     """None for a single rank."""

@@ -218,7 +218,5 @@ def _list_relevant_gaps(family: str, report: Report) -> tuple[tuple[str, str], .
     return tuple(
         (blind.what, blind.remedy)
         for blind in report.coverage_gaps
-        if blind.what.partition(".")[0].partition(":")[0] in of_family
-        and blind.remedy
-        and not blind.remedy.startswith("clusterprof explain")
+        if blind.source in of_family and blind.remedy
     )

@@ -82,9 +82,9 @@ def list_coverage_gaps(
             ):
                 continue  # but what only some nodes lack is reported, accelerators aside
             what = gap.signal or gap.collector
-            gaps.setdefault(
-                (what, gap.message), CoverageGap(what, gap.kind, gap.message, gap.remedy)
-            )
+            source = gap.signal.partition(".")[0] or gap.collector.partition(":")[0]
+            seen = CoverageGap(what, gap.kind, gap.message, gap.remedy, source=source)
+            gaps.setdefault((what, gap.message), seen)
             where.setdefault((what, gap.message), []).append(node.facts.name)
     for key, names in where.items():
         if set(names) < everywhere:  # not on all of them
@@ -303,8 +303,6 @@ def _parse_pci_address(pci: str) -> tuple[int, int, int] | None:
     return (int(parts[1] or "0", 16), int(parts[2], 16), int(parts[3], 16))
 
 
-FAILED_NOTE = "the job failed"
-"""Words with which the note begins."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers and users end ranks that did not fail."""
 
@@ -327,7 +325,7 @@ def describe_failed_ranks(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
         if last:
             text = _describe_exit(*last[0], node.facts.name, len(last) - 1)
             texts.append(text + _describe_last_act(node, *last[0], nodes))
-    return (f"{FAILED_NOTE}: {'; '.join(texts)}",) if texts else ()
+    return (f"the job failed: {'; '.join(texts)}",) if texts else ()
 
 
 def _describe_last_act(

@@ -58,6 +58,7 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
     assert note.endswith("asleep in do_poll.constprop.0")
+    assert report.failures == (note,)
     assert list_warnings(report)[0] == f"{note[0].upper()}{note[1:]}."  # on the first screen
 
 
@@ -135,6 +136,7 @@ def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
     assert (
         "rank 0 had waited 27 s for rank 1 when the recording ended; rank 1 was still working"
     ) in report.notes
+    assert report.failures == ()
 
 
 def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
-from clusterprof.trace.reader import Damage
+from clusterprof.trace.reader import Damage, SkippedInput
 from clusterprof.trace.schema import Gap
 from tests.support.builders import make_header
 
@@ -81,3 +82,15 @@ def test_what_is_there_and_cannot_be_read_is_reported() -> None:
         ("gpu_neuron", "neuron-monitor was not found"),
         ("lustre", "debugfs is root's"),
     ]
+
+
+def test_what_is_missing_is_known_by_its_source_and_not_by_its_name() -> None:
+    """Advice asks for the source; a folder of the user may be called like one."""
+    gaps = (
+        gap("gpu_amd", "failed", "the driver does not answer", "gpu.energy_joules_total"),
+        gap("lustre", "failed", "its counters cannot be read"),
+    )
+    left_out = SkippedInput(Path("disk"), "no recording", "leave it out", is_copy=False)
+    found = list_coverage_gaps([node("node-1", [AMD], *gaps)], [], {}, [left_out])
+    sources = {blind.what: blind.source for blind in found}
+    assert sources == {"disk": "", "gpu.energy_joules_total": "gpu", "lustre": "lustre"}

@@ -367,8 +367,7 @@ def describe_time_outside_steps(report: Report) -> str:
 
 def list_warnings(report: Report) -> list[str]:
     """List what a reader must know before trusting any number, most important first."""
-    first = ("the job failed", "progress stopped")
-    notes = (escape_text(note, 400) for note in report.notes if note.startswith(first))
+    notes = (escape_text(note, 400) for note in report.failures)
     lines = [f"{note[:1].upper()}{note[1:]}." for note in notes]
     if report.selection_text:
         lines.append(f"ONLY A PART of the run: {escape_text(report.selection_text)}.")
