@@ -260,6 +260,7 @@ CPU_RECOMMENDATIONS = (
             WORKERS_START,
         ),
         withheld_text="More workers are not advised",
+        needs_workers=True,
         effort="setting",
     ),
     Recommendation(

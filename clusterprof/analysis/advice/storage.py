@@ -241,6 +241,7 @@ STORAGE_RECOMMENDATIONS = (
             MEMORY_SHORT,
         ),
         withheld_text="More workers are not advised",
+        needs_workers=True,
         effort="setting",
     ),
     Recommendation(
