@@ -169,6 +169,8 @@ class AdviceContext:
     """True if only a window of the job was recorded, such as a few steps in a profiler."""
     is_family: bool = False
     """True if only the family of the cause could be determined."""
+    saves_nothing: bool = False
+    """True if the job without the cause, replayed, ends no sooner."""
     other_causes: frozenset[str] = frozenset()
     """Ids of the other causes that lost a quarter as much or more."""
     missing_signals: tuple[str, ...] = ()

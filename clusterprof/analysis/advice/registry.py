@@ -45,7 +45,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
 NOTHING_LOST = ExclusionRule(
     "nothing-lost",
     "nothing was lost to the cause (a wait that the queue of the device hid costs nothing)",
-    lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
+    lambda s: s.finding.lost_ns <= 0 or s.saves_nothing,
 )
 """Excludes every recommendation."""
 

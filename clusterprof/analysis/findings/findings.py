@@ -144,10 +144,9 @@ def _build_finding(
     if observer is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
         own_ns = [total.own.get(id_, 0) for total in totals]
-        all_ns = observer.all_recoverable_ns(blamed)
-        if all_ns is None:
-            all_ns = alone_ns + compute_common_ns(own_ns)
-        gain_ns = min(all_ns, lost_ns) or None
+        gain_ns = limit_savings(
+            observer.all_recoverable_ns(blamed), alone_ns + compute_common_ns(own_ns), lost_ns
+        )
     return Finding(
         cause=CAUSES[id_],
         lost_ns=lost_ns,
@@ -191,6 +190,16 @@ def _build_culprits(
         culprits.append((own_ns + others_ns, rank, culprit))
     culprits.sort(key=lambda line: (-line[0], _get_identity(line[1].ledger)))
     return tuple(culprit for _, _, culprit in culprits)
+
+
+def limit_savings(all_ns: int | None, least_ns: int, lost_ns: int) -> int | None:
+    """Limit what fixing a cause saves to what it lost, ns; None = not known.
+
+    all_ns: the savings, where they could be computed; 0 is an answer. least_ns: what is saved at
+    least; 0 says nothing.
+    """
+    known_ns = all_ns if all_ns is not None else least_ns or None
+    return None if known_ns is None else min(known_ns, lost_ns)
 
 
 def _get_identity(ledger: RankLedger) -> tuple[str, int, int]:

@@ -103,7 +103,7 @@ def check(all_s: int | None, *causes: CauseImpact) -> tuple[list[int | None], in
     checked = withhold_impossible_savings(impact, pair())
     for line in checked.causes:
         missing = line.saved_ns is None
-        assert (line.why_missing == IMPOSSIBLE_SAVINGS) == missing
+        assert (line.why_missing == IMPOSSIBLE_SAVINGS) == line.is_unknowable == missing
         assert (line.saved_low_ns is None) == missing
     saved = [None if line.saved_ns is None else line.saved_ns // S for line in checked.causes]
     return saved, None if checked.saved_ns is None else checked.saved_ns // S

@@ -13,6 +13,7 @@ from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings.findings import (
     build_findings,
     classify_visibility,
+    limit_savings,
     with_imbalance_in_turn,
 )
 from clusterprof.analysis.timeline.load.ranks import ProcessIdentity
@@ -139,3 +140,19 @@ def test_an_imbalance_with_changing_culprits_is_not_said_to_be_of_one_rank() -> 
     other = advice_contexts.make_finding("sync-slow-compute", persistence=turns, culprits=culprits)
     for same in (steady, rare, other):
         assert with_imbalance_in_turn(same) == same
+
+
+@pytest.mark.parametrize(
+    ("all_ns", "least_ns", "saved_ns"),
+    [
+        (0, 7, 0),  # computed, and nothing: an answer
+        (30, 7, 30),
+        (300, 7, 100),  # no more than was lost
+        (None, 7, 7),
+        (None, 0, None),  # at least nothing says nothing
+    ],
+)
+def test_savings_of_nothing_are_known_and_at_least_nothing_are_not(
+    all_ns: int | None, least_ns: int, saved_ns: int | None
+) -> None:
+    assert limit_savings(all_ns, least_ns, lost_ns=100) == saved_ns

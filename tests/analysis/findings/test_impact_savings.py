@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.analysis.findings.impact import NOT_MATCHED, PIPELINE_ORDER
 from clusterprof.analysis.findings.savings import with_savings
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
@@ -34,8 +33,10 @@ def finding(gain: int | None, *culprits: int, lost: int = 100) -> Finding:
     return Finding(CAUSES["storage-local"], lost, 0.1, gain, 0.9, "A", False, False, whose)
 
 
-def wins(item: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
-    line = CauseImpact("storage-local", None, saved_ns, None, None, why)
+def wins(
+    item: Finding, saved_ns: int | None, is_unknowable: bool = False
+) -> tuple[int | None, list[int | None]]:
+    line = CauseImpact("storage-local", None, saved_ns, None, None, "", is_unknowable=is_unknowable)
     [savings] = with_savings([item], Impact(None, "", None, 100, (line,), gpus=GPUS))
     return savings.recoverable_ns, [culprit.recoverable_ns for culprit in savings.culprits]
 
@@ -52,8 +53,8 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
 def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_reported_at_all() -> (
     None
 ):
-    assert wins(finding(10, 7), None, NOT_MATCHED) == (10, [7])
-    assert wins(finding(10, 7), None, PIPELINE_ORDER) == (None, [7])
+    assert wins(finding(10, 7), None) == (10, [7])
+    assert wins(finding(10, 7), None, is_unknowable=True) == (None, [7])
 
 
 def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
