@@ -91,6 +91,6 @@ def test_what_is_missing_is_known_by_its_source_and_not_by_its_name() -> None:
         gap("lustre", "failed", "its counters cannot be read"),
     )
     left_out = SkippedInput(Path("disk"), "no recording", "leave it out", is_copy=False)
-    found = list_coverage_gaps([node("node-1", [AMD], *gaps)], [], {}, [left_out])
-    sources = {blind.what: blind.source for blind in found}
+    listed = list_coverage_gaps([node("node-1", [AMD], *gaps)], [], {}, [left_out])
+    sources = {blind.what: blind.source for blind in listed}
     assert sources == {"disk": "", "gpu.energy_joules_total": "gpu", "lustre": "lustre"}

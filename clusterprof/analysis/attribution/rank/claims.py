@@ -68,7 +68,6 @@ from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
-    PHASE_GAP,
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
@@ -156,7 +155,7 @@ def with_read_claims(accumulator: Accumulator, lost: LostTime, share: Int) -> Ac
     )
 
 
-NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
+NO_SIGNAL, EVAL, BLOCKED = "no-signal", "evaluation", "blocked-unknown"
 WITH_PEERS = "peers"  # in an operation with other ranks: all ranks together show who was late
 PEERS_UNKNOWN = "peers-unknown"  # a rank was late for an unobserved reason
 JITTER = "jitter"  # work that varies at random from step to step
@@ -440,7 +439,6 @@ def _sum_unexplained(
     amount = lost.lost_ns * (unclaimed - moving)
     by_phase = {
         EVAL: lost.phase == PHASE_EVAL,
-        GAP: lost.phase == PHASE_GAP,
         WITH_PEERS: lost.phase == PHASE_COLLECTIVE,
         BLOCKED: seen,
     }

@@ -250,8 +250,8 @@ def build_notes(content: NcclText) -> list[str]:
         notes.append(f"net-path: {counted} {problem}. To do: {action}")
     if content.network_channels and not find_slow_paths(content):
         direct = content.gpudirect_channels
-        some = f", {direct:,} of them with GPUDirect" if direct else ""
-        notes.append(f"between nodes: {content.network_channels:,} channels by RDMA{some}: normal")
+        part = f", {direct:,} of them with GPUDirect" if direct else ""
+        notes.append(f"between nodes: {content.network_channels:,} channels by RDMA{part}: normal")
     for text, times in content.warnings.most_common(3):
         notes.append(f"NCCL warned {times:,} times: {text}")
     tables = [table for table in content.tables if table.rows]

@@ -586,7 +586,6 @@ _UNATTRIBUTED_REASONS = {
     "sending": "the main thread slept while its node sent data: waiting for ranks or for data",
     "spinning": "a kernel busy-waited: for other ranks in an operation that was not recorded",
     "jitter": "ranks waiting for each other in turn, because work varies from step to step",
-    "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from clusterprof.analysis.importers.core.columns import BusyCounter, SpanTable, pack_column
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_spans_come_back_as_they_were_added_and_by_their_ends() -> None:
     assert spans.add([1, 2], 20, layout.COLLECTIVE, 8, [0, 1], -1, 0) == 2
     # The measures name rows 3 and 2; by their ends these are the 3rd and the 2nd.
     assert spans.add([2, 1], [20, 19], layout.EXPOSED_COLLECTIVE, [3, 2], 4, 0, 0) == 4
-    assert spans.to_array().T.tolist()[0] == [10, 20, layout.STEP, 1, 2, wide, -wide]
+    assert read_span_table(spans).T.tolist()[0] == [10, 20, layout.STEP, 1, 2, wide, -wide]
     assert spans.bounds_ns() == [0, 20]
     ordered = spans.in_order()
     assert ordered.next_ns(6) == [19] and ordered.next_ns(21) == []

@@ -14,6 +14,7 @@ from clusterprof.analysis.importers.metrics.tensorboard import TensorBoard
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 
 SEEDS = Path(__file__).parents[1] / "seeds" / "tensorboard"
 LOSS = SEEDS / "loss.csv"
@@ -29,7 +30,7 @@ def imported(*paths: Path) -> tuple[list[NodeTables], list[Account]]:
 
 
 def steps(node: NodeTables) -> list[tuple[int, ...]]:
-    table = node._spans[1].to_array()
+    table = read_span_table(node._spans[1])
     assert set(table[2].tolist()) == {layout.STEP}
     return [tuple(row) for row in table[[0, 1, 3]].T.tolist()]
 

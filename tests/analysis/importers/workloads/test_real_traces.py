@@ -11,6 +11,7 @@ import pytest
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 from tests.support.trace_imports import SHARED, import_files, list_ranks
 
 S = 1e9
@@ -26,7 +27,7 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 def table(node: NodeTables, pid: int) -> np.ndarray:
     """All spans of a process."""
-    return node._spans[pid].to_array()
+    return read_span_table(node._spans[pid])
 
 
 def seconds(spans: np.ndarray, kind: int) -> float:
