@@ -16,7 +16,7 @@ SENTENCES = {
 }
 SEARCHES = {"startswith", "endswith", "find", "index", "partition", "rpartition", "split"}
 ALLOWED = {
-    # How a sentence is laid out: no meaning is taken from it.
+    # Where a sentence is broken or put: no meaning is taken from it.
     "output/renderers/text/advice.py: change.partition",
     "output/renderers/text/first_screen.py: note.split",
     "output/renderers/text/first_screen.py: note.startswith",
