@@ -212,7 +212,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return json.loads(run(folder, "-c", COMMANDS, input=json.dumps(commands)))
 
 
-def test_it_takes_part_in_attribution_and_report(outputs: dict[str, tuple[int, str, str]]) -> None:
+def test_an_added_cause_appears_in_attribution_and_report(
+    outputs: dict[str, tuple[int, str, str]],
+) -> None:
     code, text, _ = outputs["json"]
     report = json.loads(text)
     finding = report["findings"][0]
@@ -226,13 +228,17 @@ def test_it_takes_part_in_attribution_and_report(outputs: dict[str, tuple[int, s
 
 
 @pytest.mark.parametrize("format_", ["terminal", "plain", "markdown", "html", "openmetrics"])
-def test_every_renderer_shows_it(format_: str, outputs: dict[str, tuple[int, str, str]]) -> None:
+def test_every_renderer_shows_the_added_cause(
+    format_: str, outputs: dict[str, tuple[int, str, str]]
+) -> None:
     code, text, errors = outputs[format_]
     assert (code, errors) == (0, "") and ID in text
     assert "The dummy is slow" in text or format_ == "openmetrics"
 
 
-def test_the_page_paints_it_in_its_color(outputs: dict[str, tuple[int, str, str]]) -> None:
+def test_the_page_draws_the_added_cause_in_its_color(
+    outputs: dict[str, tuple[int, str, str]],
+) -> None:
     text = outputs["html"][1]
     assert 'class="k-storage tone3"' in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
@@ -240,14 +246,16 @@ def test_the_page_paints_it_in_its_color(outputs: dict[str, tuple[int, str, str]
     assert (cause["family"], cause["tone"]) == ("storage", 3)
 
 
-def test_its_advice_is_its_manual_check(outputs: dict[str, tuple[int, str, str]]) -> None:
+def test_the_advice_of_an_added_cause_is_its_manual_check(
+    outputs: dict[str, tuple[int, str, str]],
+) -> None:
     advice = json.loads(outputs["json"][1])["findings"][0]["remedies"]
     assert [(advice_item["id"], advice_item["change"]) for advice_item in advice] == [
         ("follow-manual-check", CHECK)
     ]
 
 
-def test_explain_and_gate_know_it(outputs: dict[str, tuple[int, str, str]]) -> None:
+def test_explain_and_gate_accept_the_added_cause(outputs: dict[str, tuple[int, str, str]]) -> None:
     assert re.search(rf"^  {ID} +The dummy is slow$", outputs["causes"][1], re.MULTILINE)
     assert outputs["page"][1].startswith(f"# {ID}: The dummy is slow\n")
     assert "## How to verify it by hand" in outputs["page"][1] and "dummyctl" in outputs["page"][1]
@@ -261,7 +269,7 @@ def test_explain_and_gate_know_it(outputs: dict[str, tuple[int, str, str]]) -> N
         assert (code, errors) == (4, "") and f"stall.{ID}_ratio <= 1.0 %" in text
 
 
-def test_a_collector_is_recorded_and_dumped(tmp_path: Path) -> None:
+def test_an_added_collector_is_recorded_and_dumped(tmp_path: Path) -> None:
     package = copy_package(tmp_path)
     collectors = package / "agent" / "collectors"
     (collectors / "dummy.py").write_text(COLLECTOR_FILE, encoding="utf-8")
@@ -283,7 +291,7 @@ def test_a_collector_is_recorded_and_dumped(tmp_path: Path) -> None:
     assert len(counted) > 3 and counted == [3 * tick for tick in range(1, len(counted) + 1)]
 
 
-def test_every_detector_has_a_precedence_of_its_own() -> None:
+def test_detector_precedences_are_unique() -> None:
     order = [detector.cause.precedence for detector in DETECTORS]
     assert min(order) > 0 and len(set(order)) == len(order)
 

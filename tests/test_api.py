@@ -17,7 +17,7 @@ def report() -> clusterprof.RunReport:
     return clusterprof.analyze(RECORDINGS / "dlrm-8rank")
 
 
-def test_the_tables_hold_what_the_report_says(report: clusterprof.RunReport) -> None:
+def test_api_tables_match_the_report(report: clusterprof.RunReport) -> None:
     findings = report.list_columns("findings")
     assert findings["cause"][:3] == ["cpu-gc", "net-transfer", "h2d-copy"]
     assert (findings["node"][0], findings["rank"][0]) == ("gpu-b", 7)
@@ -31,7 +31,9 @@ def test_the_tables_hold_what_the_report_says(report: clusterprof.RunReport) -> 
 
 
 @pytest.mark.parametrize("table", ["findings", "lines", "evidence", "ranks", "ledger", "metrics"])
-def test_every_library_gets_every_table(report: clusterprof.RunReport, table: str) -> None:
+def test_every_data_frame_library_receives_every_table(
+    report: clusterprof.RunReport, table: str
+) -> None:
     columns = report.list_columns(table)
     rows = len(next(iter(columns.values())))
     for library in ("pyarrow", "pandas", "polars"):
@@ -41,7 +43,7 @@ def test_every_library_gets_every_table(report: clusterprof.RunReport, table: st
     assert (arrow.num_rows, len(frame), polars.height) == (rows, rows, rows)
 
 
-def test_the_gate_is_that_of_the_command(report: clusterprof.RunReport) -> None:
+def test_the_api_gate_gives_the_verdict_of_the_command(report: clusterprof.RunReport) -> None:
     unknown = report.gate(["stall.storage_ratio <= 10%"])  # no device was measured
     failed = clusterprof.gate(RECORDINGS / "h200" / "sleep", ["stall.eval_ratio <= 10%"])
     assert (unknown.outcome, failed.outcome, failed.exit_code) == ("cannot tell", "fail", 3)
@@ -51,7 +53,7 @@ def test_the_gate_is_that_of_the_command(report: clusterprof.RunReport) -> None:
     ("suffix", "begin"),
     [(".html", "<!doctype"), (".md", "#"), (".json", "{"), (".txt", "Recording: ")],
 )
-def test_the_suffix_names_the_form(
+def test_the_file_suffix_selects_the_format(
     report: clusterprof.RunReport, suffix: str, begin: str, tmp_path: Path
 ) -> None:
     saved = report.save(tmp_path / f"report{suffix}")
@@ -65,7 +67,7 @@ def test_a_notebook_shows_the_first_screen_without_scripts(report: clusterprof.R
     assert "Main cause" in repr(report) and len(repr(report).splitlines()) <= 40
 
 
-def test_names_are_escaped() -> None:
+def test_hostile_names_are_escaped_in_notebook_html() -> None:
     import dataclasses
 
     hostile = dataclasses.replace(
@@ -85,6 +87,8 @@ def test_names_are_escaped() -> None:
         (lambda r: clusterprof.analyze(RECORDINGS, part=3), "part=3"),  # type: ignore[arg-type]
     ],
 )
-def test_mistakes_are_named(report: clusterprof.RunReport, call: object, words: str) -> None:
+def test_invalid_arguments_raise_a_named_usage_error(
+    report: clusterprof.RunReport, call: object, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         call(report)  # type: ignore[operator]

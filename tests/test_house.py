@@ -165,7 +165,7 @@ def fail_with(offenders: list[str]) -> None:
 # --- size and layout ---
 
 
-def test_no_file_is_long() -> None:
+def test_no_file_exceeds_the_line_limit() -> None:
     offenders = []
     for path in list_python_files(*SOURCE_FOLDERS):
         lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -174,7 +174,7 @@ def test_no_file_is_long() -> None:
     fail_with(offenders)
 
 
-def test_no_function_is_long() -> None:
+def test_no_function_exceeds_the_line_limit() -> None:
     offenders = []
     for path in list_python_files(*SOURCE_FOLDERS):
         limit = MAX_TEST_FUNCTION_LINES if "tests" in path.parts else MAX_FUNCTION_LINES
@@ -186,7 +186,7 @@ def test_no_function_is_long() -> None:
     fail_with(offenders)
 
 
-def test_no_statement_escapes_the_formatter() -> None:
+def test_no_statement_disables_the_formatter() -> None:
     marker = re.compile(r"#\s*fmt:\s*(skip|off)\b")
     fail_with(
         [
@@ -203,7 +203,7 @@ def test_the_package_has_a_bounded_number_of_modules() -> None:
     assert len(modules) <= MAX_MODULES
 
 
-def test_no_folder_is_crowded() -> None:
+def test_no_folder_exceeds_the_limit_of_children() -> None:
     offenders = []
     for folder in [PACKAGE, *PACKAGE.rglob("*/")]:
         if not folder.is_dir() or UNCOUNTED_CHILDREN & set(folder.relative_to(PACKAGE).parts):
@@ -250,7 +250,7 @@ def list_imports(path: Path, modules: set[str]) -> set[str]:
     return (imported & modules) - {name}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_have_circular_imports() -> None:
     paths = list_python_files("clusterprof")
     modules = {get_module_name(path) for path in paths}
     graph = {get_module_name(path): list_imports(path, modules) for path in paths}
@@ -295,7 +295,7 @@ def test_the_probe_is_valid_python_3_8() -> None:
         ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
-def test_nothing_prints_or_exits_below_the_command_line() -> None:
+def test_only_the_command_line_prints_or_exits() -> None:
     programs = {"cli", "demo"}  # the demo's ranks are programs of their own
     entry_points = {"__main__.py", "helper.py"}
     fail_with(
@@ -373,7 +373,7 @@ def test_no_name_uses_a_private_word() -> None:
     fail_with(offenders)
 
 
-def test_variables_name_a_thing() -> None:
+def test_no_variable_has_a_vague_name() -> None:
     fail_with(
         [
             f"{get_place(path, node)}: {name}"
@@ -444,7 +444,7 @@ def test_functions_on_arrays_name_shape_dtype_or_unit() -> None:
     )
 
 
-def test_functions_that_raise_document_it() -> None:
+def test_functions_that_raise_document_their_exceptions() -> None:
     functions = [(path, node) for path, node in list_public_functions() if has_raise(node)]
     assert len(functions) > 50
     fail_with(
@@ -540,7 +540,7 @@ def test_every_cause_is_registered_under_its_family_and_file_name() -> None:
     assert files - SHARED_BY_DETECTORS == set(ids)
 
 
-def test_every_cause_has_a_whole_page() -> None:
+def test_every_cause_has_a_complete_page() -> None:
     for cause in (*(detector.cause for detector in DETECTORS), *PEER_CAUSES):
         check_sections(cause.id, build_page(cause.id), CAUSE_SECTIONS)
 
@@ -580,7 +580,7 @@ def test_generated_pages_are_current() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_project_names_no_path_of_a_foreign_machine() -> None:
+def test_no_file_contains_a_path_of_a_foreign_machine() -> None:
     listed = run_tool("git", "ls-files", "-z")
     if listed.returncode != 0:
         pytest.skip("not a git checkout: the list of the project's files is missing")

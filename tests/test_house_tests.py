@@ -84,7 +84,7 @@ def test_helpers_of_tests_are_imported_by_absolute_names() -> None:
     )
 
 
-def test_folders_mirror_the_package() -> None:
+def test_folders_of_tests_mirror_the_package() -> None:
     offenders = []
     for folder in list_folders():
         top, _, below = folder.partition("/")
@@ -97,6 +97,6 @@ def test_folders_mirror_the_package() -> None:
     fail_with(offenders)
 
 
-def test_no_listed_folder_is_missing() -> None:
+def test_every_listed_test_folder_exists() -> None:
     missing = [folder for folder in DATA | OTHER_FOLDERS if not (TESTS / folder).is_dir()]
     assert missing == []

@@ -36,7 +36,7 @@ RECORDING = ROOT / "tests/recordings/h200/sleep"
 S = 1_000_000_000
 
 
-def test_the_summary_has_what_is_known(tmp_path: Path) -> None:
+def test_the_summary_holds_known_values(tmp_path: Path) -> None:
     report = reports.make_storage_report()
     values = build_summary(report)
     assert values["clusterprof/lost_ratio"] == report.lost_ns / report.in_step_ns
@@ -49,7 +49,7 @@ def test_the_summary_has_what_is_known(tmp_path: Path) -> None:
     assert values["clusterprof/lost_gpu_seconds"] == report.lost_ns / S
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_the_summary_omits_unknown_values() -> None:
     values = build_summary(reports.make_empty_report())
     assert "clusterprof/lost_ratio" not in values and "clusterprof/main_cause" not in values
     report = replace(
@@ -58,7 +58,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert build_summary(report) == {"clusterprof/gpu_seconds": 0.0}
 
 
-def test_targets() -> None:
+def test_tracker_targets_are_parsed() -> None:
     assert parse_target("wandb") == ("wandb", "")
     assert parse_target("mlflow:abc") == ("mlflow", "abc")
     assert parse_target("tensorboard:/logs/a:b") == ("tensorboard", "/logs/a:b")
@@ -67,7 +67,7 @@ def test_targets() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlflow", "tensorboard", "wandb"])
-def test_without_a_run_the_error_says_how_to_name_one(
+def test_a_missing_tracker_run_is_an_error_with_a_remedy(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name != "tensorboard":
@@ -79,7 +79,7 @@ def test_without_a_run_the_error_says_how_to_name_one(
     assert f"{name}:" in caught.value.remedy
 
 
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)  # as `import` sees a missing package
     with pytest.raises(UsageError, match="mlflow cannot be imported") as caught:
         log_report(reports.make_storage_report(), "mlflow:abc")
@@ -204,7 +204,7 @@ def read_log_records(data: bytes) -> Iterator[bytes]:
 # --- callbacks ---
 
 
-def test_a_process_without_a_recording_does_nothing(
+def test_a_process_without_a_recording_reports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CLUSTERPROF_RUN_DIR", raising=False)
@@ -239,7 +239,7 @@ def pretend_to_be_recorded(folder: Path, run_dir: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CLUSTERPROF_RUN_DIR", str(run_dir))
 
 
-def test_a_tracker_that_fails_is_a_warning_and_stops_no_other(
+def test_a_failing_tracker_is_a_warning_and_the_others_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_to_be_recorded(RECORDING, tmp_path / "run", monkeypatch)
@@ -333,7 +333,7 @@ print("trained", trainer.global_step)
 
 
 @pytest.mark.torch
-def test_lightning_reports_into_its_own_loggers(tmp_path: Path) -> None:
+def test_lightning_reports_into_its_loggers(tmp_path: Path) -> None:
     for name in ("lightning", "tensorboard", "torch"):
         pytest.importorskip(name)
     done = record(_LIGHTNING, tmp_path)
@@ -446,7 +446,7 @@ def test_callbacks_do_nothing_without_a_recording(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*clusterprof*"))
 
 
-def test_an_error_of_a_tracker_is_no_traceback() -> None:
+def test_a_tracker_error_becomes_a_clusterprof_error() -> None:
     message = "wandb did not take the report: ValueError: no"
     with pytest.raises(ClusterprofError, match=message), trackers._convert_tracker_errors("wandb"):
         raise ValueError("no")

@@ -36,13 +36,13 @@ PROFILE = {
         (0.5, 2_000_000_000, 2_000_000_000),  # nothing is sampled more often than the fast tier
     ],
 )
-def test_the_rate_moves_the_fast_tier(hz: float, fast_ns: int, slow_ns: int) -> None:
+def test_the_rate_changes_only_the_fast_interval(hz: float, fast_ns: int, slow_ns: int) -> None:
     plan = Plan(hz)
     assert plan.interval_ns("cpu", FAST_NS) == fast_ns
     assert plan.interval_ns("mounts", SLOW_NS) == slow_ns
 
 
-def test_a_profile_and_the_command_line_make_a_plan() -> None:
+def test_the_command_line_overrides_the_profile_in_a_plan() -> None:
     plan = build_plan(PROFILE, hz=None, keep_free_bytes=99)
     assert plan == Plan(
         5.0,
@@ -59,9 +59,7 @@ def test_a_profile_and_the_command_line_make_a_plan() -> None:
 @pytest.mark.parametrize(
     ("gpm", "options"), [("auto", ()), (True, ("--gpm", "on")), (False, ("--gpm", "off"))]
 )
-def test_the_helper_of_nvml_reads_counters_as_the_profile_says(
-    gpm: object, options: tuple[str, ...]
-) -> None:
+def test_the_profile_sets_the_gpm_option_of_nvml(gpm: object, options: tuple[str, ...]) -> None:
     sampling = {**PROFILE["sampling"], "gpm": gpm}
     plan = decode_plan(encode_plan(build_plan({**PROFILE, "sampling": sampling})))
     assert plan.helper_options("gpu_nvidia") == options
@@ -69,11 +67,11 @@ def test_the_helper_of_nvml_reads_counters_as_the_profile_says(
 
 
 @pytest.mark.parametrize("profile", [PROFILE, {}, {"sampling": "odd"}])
-def test_where_a_profile_says_nothing_the_helper_of_nvml_decides(profile: Any) -> None:
+def test_a_profile_without_gpm_passes_no_option(profile: Any) -> None:
     assert Plan(profile=profile).helper_options("gpu_nvidia") == ()
 
 
-def test_a_plan_survives_its_file() -> None:
+def test_a_plan_survives_an_encoding_round_trip() -> None:
     plan = build_plan(PROFILE)
     assert decode_plan(encode_plan(plan)) == plan
     asked = with_hang_options(plan, "py-spy dump", 5_000_000_000)
@@ -97,7 +95,7 @@ def test_a_plan_survives_its_file() -> None:
         b'{"hz": NaN}',
     ],
 )
-def test_what_is_no_plan_is_a_usage_error(content: bytes) -> None:
+def test_an_invalid_plan_is_a_usage_error(content: bytes) -> None:
     with pytest.raises(UsageError):
         decode_plan(content)
 
@@ -115,12 +113,12 @@ def test_what_is_no_plan_is_a_usage_error(content: bytes) -> None:
         ("1d", 86_400_000_000_000),
     ],
 )
-def test_durations(text: str, ns: int) -> None:
+def test_durations_are_parsed_to_nanoseconds(text: str, ns: int) -> None:
     assert parse_duration(text) == ns
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5s", "0", "5 parsecs", "nan", "1e30h", "10 m s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_an_invalid_duration_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         parse_duration(text)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.commands import TESTS, make_environment, run_with_report
 
 
-def test_the_page_goes_into_a_file(tmp_path: Path) -> None:
+def test_output_option_writes_the_html_page_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     done = run_with_report("analyze", "storage", "--format", "html", "-o", str(file))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -19,7 +19,7 @@ def test_the_page_goes_into_a_file(tmp_path: Path) -> None:
     assert page.startswith(b"<!doctype html>\n<html lang=") and page.endswith(b"</html>\n")
 
 
-def test_a_terminal_is_no_place_for_it(tmp_path: Path) -> None:
+def test_html_is_refused_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

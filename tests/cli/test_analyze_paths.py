@@ -22,7 +22,7 @@ def hosts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nodes_kept_apart_are_one_report(hosts: Path) -> None:
+def test_separate_node_folders_give_a_single_report(hosts: Path) -> None:
     done = run_command("analyze", "host1", "host2", "--json", cwd=hosts)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
@@ -35,7 +35,7 @@ def test_nodes_kept_apart_are_one_report(hosts: Path) -> None:
     assert whole | {"title": ""} == document | {"title": ""}
 
 
-def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
+def test_a_copied_node_is_counted_once_and_named(hosts: Path) -> None:
     shutil.copytree(hosts / "host1", hosts / "backup")
     done = run_command("analyze", "host1", "host2", "backup", "--json", "--strict", cwd=hosts)
     assert done.returncode == 0
@@ -45,7 +45,7 @@ def test_a_copy_is_counted_once_and_named(hosts: Path) -> None:
     assert f"backup/node-1 was left out: {why}" in document["notes"]
 
 
-def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
+def test_an_unreadable_folder_is_reported_and_strict_fails(hosts: Path) -> None:
     (hosts / "host3").mkdir()
     done = run_command(
         "analyze", "host1", "host2", "host3", "--format", "plain", "--full", cwd=hosts
@@ -57,7 +57,7 @@ def test_an_unreadable_one_is_reported_and_strict_fails(hosts: Path) -> None:
     assert "1 thing lost" in strict.stderr
 
 
-def test_a_path_that_is_missing_is_an_error(hosts: Path) -> None:
+def test_a_missing_path_is_an_error(hosts: Path) -> None:
     for name in ("analyze", "gate", "dump"):
         rules = ["--assert", "gpu.busy_ratio >= 1%"] if name == "gate" else []
         done = run_command(name, "host1", "host9", *rules, cwd=hosts)
@@ -69,7 +69,7 @@ def test_a_path_that_is_missing_is_an_error(hosts: Path) -> None:
     )
 
 
-def test_gate_and_dump_take_several_too(hosts: Path) -> None:
+def test_gate_and_dump_accept_several_paths(hosts: Path) -> None:
     rule = ("--assert", "step.count == 60")
     assert run_command("gate", "host1", "host2", *rule, cwd=hosts).returncode == 0
     assert run_command("gate", "host1", *rule, cwd=hosts).returncode == 3

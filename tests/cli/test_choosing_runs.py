@@ -64,7 +64,7 @@ def close_to_us(path: Path) -> str:
     [("analyze",), ("top", "--once"), ("gate", "--min-util", "1%"), ("dump",)],
     ids=lambda words: words[0],
 )
-def test_a_recording_of_another_user_is_refused_in_three_parts(
+def test_another_users_recording_is_refused_with_reason_and_remedy(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     small_run.write_recordings(tmp_path / "run")
@@ -82,7 +82,7 @@ def test_a_recording_of_another_user_is_refused_in_three_parts(
     )
 
 
-def test_what_lies_in_a_closed_folder_is_refused_in_three_parts(tmp_path: Path) -> None:
+def test_a_recording_in_an_unreadable_folder_names_the_folder_owner(tmp_path: Path) -> None:
     small_run.write_recordings(tmp_path / "runs" / "a")
     owner = close_to_us(tmp_path / "runs")
     done = run_without_override("analyze", "runs/a", cwd=tmp_path)
@@ -92,7 +92,7 @@ def test_what_lies_in_a_closed_folder_is_refused_in_three_parts(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_of_recordings_lists_them_newest_first(tmp_path: Path) -> None:
+def test_an_ambiguous_folder_lists_its_recordings_newest_first(tmp_path: Path) -> None:
     for name, age_s in (("a", 300), ("b", 100), ("c", 200)):
         run_at(tmp_path / "runs" / name, age_s)
     done = run_command("analyze", "runs", cwd=tmp_path)
@@ -103,7 +103,7 @@ def test_a_folder_of_recordings_lists_them_newest_first(tmp_path: Path) -> None:
     )
 
 
-def test_without_an_argument_the_newest_is_read_and_named(tmp_path: Path) -> None:
+def test_without_an_argument_the_newest_recording_is_read_and_named(tmp_path: Path) -> None:
     run_at(tmp_path / "clusterprof-out" / "old", 300)
     run_at(tmp_path / "clusterprof-out" / "new", 100)
     done = run_command("analyze", "--format", "plain", cwd=tmp_path)
@@ -115,7 +115,7 @@ def test_without_an_argument_the_newest_is_read_and_named(tmp_path: Path) -> Non
     assert (named.stdout, named.stderr) == (done.stdout, "")
 
 
-def test_without_any_recording_it_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_missing_recording_is_reported_with_the_record_command(tmp_path: Path) -> None:
     done = run_command("analyze", cwd=tmp_path)
     assert done.returncode == EXIT_NO_RECORDING
     assert done.stderr == (

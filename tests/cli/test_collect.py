@@ -54,14 +54,14 @@ def test_once_prints_the_metrics_of_the_last_minute(
         (["--metrics", "0.0.0.0:9641"], "without a token"),
     ],
 )
-def test_mistakes_are_explained(
+def test_invalid_options_exit_with_2_and_a_message(
     run: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(["collect", str(run), *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_no_recording_and_a_port_in_use_are_errors(
+def test_a_missing_recording_and_a_used_port_are_errors(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["collect", str(tmp_path / "nothing"), "--once"]) == 5
@@ -71,7 +71,7 @@ def test_no_recording_and_a_port_in_use_are_errors(
     assert f"port {port} of 127.0.0.1 cannot be listened on" in capsys.readouterr().err
 
 
-def test_it_ends_with_the_job_or_a_signal_and_leaves_no_file(run: Path, tmp_path: Path) -> None:
+def test_job_end_or_a_signal_ends_collect_without_leftovers(run: Path, tmp_path: Path) -> None:
     file, pattern = tmp_path / "mine.prom", tmp_path / "{job}.prom"
     command = [sys.executable, "-m", "clusterprof", "collect", str(run), "--job", "mine"]
     command += ["--metrics", str(pattern)]

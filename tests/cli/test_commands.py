@@ -17,7 +17,7 @@ from clusterprof.cli.commands import COMMANDS
 from tests.support.commands import make_environment, run_command, run_with_report
 
 
-def test_version() -> None:
+def test_version_option_prints_the_version() -> None:
     done = run_command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"clusterprof {__version__}\n", "")
 
@@ -62,7 +62,7 @@ def test_without_a_command_the_help_is_an_error() -> None:
         (["record", "--inject", "sometimes", "--", "true"], "sometimes"),
     ],
 )
-def test_what_cannot_be_meant_exits_with_2(
+def test_an_invalid_command_line_exits_with_2(
     arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     done = run_command(*arguments, cwd=tmp_path)
@@ -72,7 +72,7 @@ def test_what_cannot_be_meant_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_nearest_option_is_named() -> None:
+def test_an_unknown_option_suggests_the_nearest_option() -> None:
     assert "--width" in run_command("analyze", "x", "--widht", "80").stderr
 
 
@@ -80,7 +80,7 @@ def test_the_nearest_option_is_named() -> None:
 @pytest.mark.parametrize(
     "what", ["missing", pytest.param("empty", marks=pytest.mark.long), "foreign"]
 )
-def test_no_readable_recording_exits_with_5(name: str, what: str, tmp_path: Path) -> None:
+def test_a_missing_recording_exits_with_5(name: str, what: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     if what != "missing":
         run.mkdir()
@@ -94,7 +94,7 @@ def test_no_readable_recording_exits_with_5(name: str, what: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["analyze", "gate"])
-def test_json_is_one_document_even_when_it_fails(name: str, tmp_path: Path) -> None:
+def test_a_failed_command_prints_a_json_error_document(name: str, tmp_path: Path) -> None:
     rules = ["--profile", "ci"] if name == "gate" else []
     done = run_command(name, str(tmp_path / "missing"), "--json", *rules)
     document = json.loads(done.stdout)
@@ -119,7 +119,9 @@ def test_json_is_one_document_even_when_it_fails(name: str, tmp_path: Path) -> N
         ("nothing", "gpu.busy_ratio >= 0%", 4, "gate CANNOT TELL: 1 of 1 rule"),
     ],
 )
-def test_the_gate_exits_as_it_judges(report: str, rule: str, code: int, first: str) -> None:
+def test_the_gate_exit_code_follows_its_verdict(
+    report: str, rule: str, code: int, first: str
+) -> None:
     done = run_with_report("gate", report, "--assert", rule)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(first)
@@ -138,7 +140,7 @@ def test_gate_options_reach_the_policy() -> None:
     assert run_with_report("gate", "clean", *rule, "--min-steps", "1000").returncode == 0
 
 
-def test_rules_of_the_profile_and_of_the_command_line_count_together(tmp_path: Path) -> None:
+def test_the_gate_applies_rules_of_profile_and_command_line(tmp_path: Path) -> None:
     profile = "limits: {}\ngate:\n  assertions: ['gpu.busy_ratio >= 99%']\n  min_steps: 5\n"
     (tmp_path / "clusterprof.yaml").write_text(profile, encoding="utf-8")
     assert run_with_report("gate", "clean", cwd=tmp_path).returncode == 0
@@ -160,7 +162,7 @@ def test_strict_exits_with_6_after_the_report() -> None:
     assert run_with_report("analyze", "clean", "--strict").returncode == 0
 
 
-def test_formats_and_file(tmp_path: Path) -> None:
+def test_analyze_writes_every_format_to_stdout_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     done = run_with_report("analyze", "storage", "--json", "-o", str(file))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -188,27 +190,29 @@ def test_formats_and_file(tmp_path: Path) -> None:
         pytest.param({"FORCE_COLOR": "1"}, ["--format", "plain"], False, marks=pytest.mark.long),
     ],
 )
-def test_colour(variables: dict[str, str], options: list[str], colored: bool) -> None:
+def test_colour_follows_variables_and_options(
+    variables: dict[str, str], options: list[str], colored: bool
+) -> None:
     done = run_with_report("analyze", "storage", *options, **({"TERM": "xterm"} | variables))
     assert ("\x1b[" in done.stdout) == colored
     assert done.returncode == 0
 
 
-def test_a_price_in_the_profile_reaches_the_report(tmp_path: Path) -> None:
+def test_the_price_of_the_profile_appears_in_the_report(tmp_path: Path) -> None:
     text = "facts: {gpu_price_per_hour: 36, currency: EUR}"
     (tmp_path / "p.yaml").write_text(text, encoding="utf-8")
     done = run_with_report("analyze", "storage", "--profile", "p.yaml", cwd=tmp_path)
     assert "That is about 2.26 EUR at 36.00 EUR per GPU-hour." in " ".join(done.stdout.split())
 
 
-def test_a_stdout_without_our_letters_gets_others() -> None:
+def test_an_ascii_stdout_gets_ascii_output() -> None:
     done = run_with_report("analyze", "storage", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0
     assert " Lost           39.0 %" in done.stdout and done.stdout.isascii()
 
 
 @pytest.mark.parametrize("topic", ["where", "flame-graph", "life", "WHERE"])
-def test_parts_of_a_report_are_explained(topic: str) -> None:
+def test_explain_describes_parts_of_a_report(topic: str) -> None:
     done = run_command("explain", topic)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"# {topic.lower()}: the ")
@@ -217,7 +221,7 @@ def test_parts_of_a_report_are_explained(topic: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["explain"], ["--version"], ["--help"]])
-def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
+def test_a_closed_stdout_pipe_exits_with_1_without_an_error(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
@@ -233,7 +237,7 @@ def test_a_reader_that_is_gone_is_no_crash(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_head_gets_its_line_and_we_exit_with_1() -> None:
+def test_dump_into_head_prints_a_line_and_exits_with_1() -> None:
     """More than a pipe holds (64 KiB), so that the writer meets the closed end for certain."""
     code = (
         "import sys, clusterprof.cli.export, clusterprof.trace.dump as dump\n"
@@ -284,7 +288,7 @@ def test_an_interrupt_exits_with_130() -> None:
     assert "Traceback" not in errors
 
 
-def test_the_recording_half_never_loads_the_analysis() -> None:
+def test_recording_commands_do_not_import_the_analysis() -> None:
     """What `--help` and `record` import must stay light (pydantic is typer's own, since 0.29)."""
     code = (
         "import sys\n"
@@ -305,7 +309,7 @@ def test_the_recording_half_never_loads_the_analysis() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_a_crash_shows_where_and_no_secrets() -> None:
+def test_a_crash_prints_the_traceback_without_values_of_variables() -> None:
     code = (
         "import clusterprof.trace.dump as dump\n"
         "def crash(*paths):\n"

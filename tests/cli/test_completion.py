@@ -50,7 +50,7 @@ def complete(line: str) -> list[str]:
         ("clusterprof explain host-", ["host-asleep"]),
     ],
 )
-def test_what_bash_offers(line: str, words: list[str]) -> None:
+def test_bash_completes_commands_options_and_values(line: str, words: list[str]) -> None:
     assert complete(line) == words
 
 
@@ -66,7 +66,7 @@ def test_the_script_for_bash_is_printed() -> None:
     assert "complete -o default -F" in done.stdout
 
 
-def test_the_words_are_those_that_the_commands_know() -> None:
+def test_completion_words_match_those_of_the_commands() -> None:
     assert tuple(scenario.name for scenario in SCENARIOS) == demo._SCENARIOS
     assert set(runs.SECTION.words) == set(SECTION_NAMES)
     assert set(runs.BY.words) == set(TABLE_NAMES)

@@ -29,7 +29,7 @@ def looks(**changes: str) -> dict[str, dict[str, object]]:
     return {look["name"]: look for look in document["collectors"]}
 
 
-def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
+def test_json_lists_every_collector_and_a_reason_for_each_gap() -> None:
     for name, look in looks().items():
         assert set(look) == {
             "name",
@@ -51,7 +51,7 @@ def test_json_names_every_collector_and_a_reason_for_each_hole() -> None:
             assert bool(look["remedy"]) == (look["owner"] != "impossible here")
 
 
-def test_the_table_has_a_line_for_every_source_of_this_node_and_counts() -> None:
+def test_the_table_lists_and_counts_every_source_of_the_node() -> None:
     away = {name: look["elsewhere"] for name, look in looks().items() if look["elsewhere"]}
     done = run_command("doctor", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,7 +73,9 @@ def gpus(tmp_path: Path) -> tuple[Scenario, dict[str, str]]:
     return scenario, {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}
 
 
-def test_gpus_are_looked_at_through_the_helper(gpus: tuple[Scenario, dict[str, str]]) -> None:
+def test_doctor_queries_gpus_through_the_helper_process(
+    gpus: tuple[Scenario, dict[str, str]],
+) -> None:
     scenario, changes = gpus
     scenario.write()
     look = looks(**changes)["gpu_nvidia"]
@@ -82,7 +84,7 @@ def test_gpus_are_looked_at_through_the_helper(gpus: tuple[Scenario, dict[str, s
 
 
 @pytest.mark.parametrize("trouble", ["* Init hang", "* Init segv"])
-def test_a_driver_that_hangs_or_crashes_is_a_line_of_the_table(
+def test_a_hanging_or_crashing_driver_is_reported_in_the_table(
     gpus: tuple[Scenario, dict[str, str]], trouble: str
 ) -> None:
     scenario, changes = gpus
@@ -93,9 +95,7 @@ def test_a_driver_that_hangs_or_crashes_is_a_line_of_the_table(
     scenario.write()  # so that a helper that hangs may leave
 
 
-def test_a_value_that_is_missing_is_named_with_its_reason(
-    gpus: tuple[Scenario, dict[str, str]],
-) -> None:
+def test_a_missing_value_is_named_with_its_reason(gpus: tuple[Scenario, dict[str, str]]) -> None:
     scenario, changes = gpus
     scenario.write("* GetPowerUsage error 3")
     look = looks(**changes)["gpu_nvidia"]
@@ -103,7 +103,7 @@ def test_a_value_that_is_missing_is_named_with_its_reason(
     assert [line for line in look["missing"] if line.startswith("gpu.power_watts: ")]  # type: ignore[attr-defined]
 
 
-def test_a_profiles_values_and_where_each_came_from(tmp_path: Path) -> None:
+def test_profile_values_are_listed_with_their_origins(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: ci\ngate:\n  min_steps: 7\n")
     done = run_command("doctor", "--profile", "mine.yaml", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -118,7 +118,7 @@ def test_a_profiles_values_and_where_each_came_from(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unknown_profile_names_the_nearest() -> None:
+def test_an_unknown_profile_suggests_the_nearest_name() -> None:
     done = run_command("doctor", "--profile", "cii")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'ci'?" in done.stderr
@@ -126,7 +126,7 @@ def test_an_unknown_profile_names_the_nearest() -> None:
     assert json.loads(as_json.stdout)["exit_code"] == 2
 
 
-def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, str]]) -> None:
+def test_in_a_job_doctor_maps_devices_to_ranks(gpus: tuple[Scenario, dict[str, str]]) -> None:
     scenario, changes = gpus
     scenario.write()
     ranks = {
@@ -165,7 +165,7 @@ def test_in_a_job_it_says_whose_device_is_which(gpus: tuple[Scenario, dict[str, 
     assert [file["what"] for file in document["files"]][-1] == "data"
 
 
-def test_in_a_job_the_text_fits_the_terminal() -> None:
+def test_in_a_job_the_doctor_text_fits_the_terminal() -> None:
     done = run_command("doctor", "--job", COLUMNS="80", TORCHELASTIC_RUN_ID="r7", RANK="0")
     assert (done.returncode, done.stderr) == (0, "")
     titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
@@ -188,13 +188,13 @@ def test_in_a_job_the_text_fits_the_terminal() -> None:
         (("--job", "--profile", "ci"), "--profile and --job cannot be combined"),
     ],
 )
-def test_what_cannot_be_asked_is_a_usage_error(arguments: tuple[str, ...], text: str) -> None:
+def test_invalid_doctor_arguments_are_a_usage_error(arguments: tuple[str, ...], text: str) -> None:
     done = run_command("doctor", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 
 
-def test_counters_are_opened_only_as_a_recording_here_would(
+def test_doctor_opens_only_counters_that_a_recording_would_open(
     gpus: tuple[Scenario, dict[str, str]], tmp_path: Path
 ) -> None:
     scenario, changes = gpus

@@ -48,7 +48,7 @@ def export(
     return run
 
 
-def test_every_exporter_has_a_name_of_its_own() -> None:
+def test_exporter_names_are_unique() -> None:
     assert len({exporter.name for exporter in EXPORTERS}) == len(EXPORTERS)
 
 
@@ -66,7 +66,7 @@ def test_every_exporter_has_a_name_of_its_own() -> None:
         (["x", "--to", "otlp", "--endpoint", "http://x", "-o", "y"], "writes no file"),
     ],
 )
-def test_what_cannot_be_meant_exits_with_2(
+def test_invalid_export_arguments_exit_with_2(
     words: list[str], message: str, tmp_path: Path, export: Export
 ) -> None:
     done = export(*words)
@@ -76,7 +76,9 @@ def test_what_cannot_be_meant_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_to_read_exits_with_5_and_leaves_no_file(tmp_path: Path, export: Export) -> None:
+def test_a_missing_recording_exits_with_5_and_leaves_no_file(
+    tmp_path: Path, export: Export
+) -> None:
     done = export("gone", "--to", "perfetto", "-o", "x.pftrace")
     assert done.returncode == 5
     assert list(tmp_path.iterdir()) == []
@@ -117,14 +119,14 @@ def test_tables_of_a_real_analysis_sum_to_the_windows(tmp_path: Path, export: Ex
         assert sum(observed) == pytest.approx(whole / 1e9, abs=1e-9)
 
 
-def test_one_stream_of_lines(tmp_path: Path, export: Export) -> None:
+def test_json_export_writes_lines_to_stdout(tmp_path: Path, export: Export) -> None:
     write_recordings(tmp_path / "run")
     done = export("run", "--to", "json", "--table", "spans")
     assert done.returncode == 0
     assert {json.loads(line)["table"] for line in done.stdout.splitlines()} == {"spans"}
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
+def test_a_closed_stdout_pipe_ends_export_without_an_error(tmp_path: Path) -> None:
     write_recordings(tmp_path / "run")
     run = [sys.executable, "-m", "clusterprof", "export", "run", "--to", "json"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -143,7 +145,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_textfile_is_replaced_whole_and_readable_by_its_collector(
+def test_a_textfile_is_replaced_atomically_with_default_permissions(
     tmp_path: Path, export: Export
 ) -> None:
     write_recordings(tmp_path / "run")
@@ -160,7 +162,7 @@ def test_a_textfile_is_replaced_whole_and_readable_by_its_collector(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clusterprof.prom", "run"]
 
 
-def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path, export: Export) -> None:
+def test_an_unwritable_path_is_a_single_line_error(tmp_path: Path, export: Export) -> None:
     write_recordings(tmp_path / "run")
     done = export("run", "--to", "openmetrics", "-o", "missing/x.om")
     assert done.returncode == 2

@@ -32,7 +32,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_adds_and_shows(runs: Path, tmp_path: Path) -> None:
+def test_fleet_adds_jobs_and_prints_the_ledger(runs: Path, tmp_path: Path) -> None:
     done = run_command("fleet", "runs", "--db", "fleet.db", "--no-color", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "4 added, 0 replaced, 0 unchanged" in done.stderr
@@ -44,7 +44,7 @@ def test_it_adds_and_shows(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "markdown", "json", "html"])
-def test_every_format_goes_to_a_file(runs: Path, tmp_path: Path, form: str) -> None:
+def test_every_format_is_written_to_a_file(runs: Path, tmp_path: Path, form: str) -> None:
     line = ("fleet", "runs", "--db", "fleet.db", "--format", form, "-o", "out")
     done = run_command(*line, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == "", done.stderr
@@ -54,7 +54,7 @@ def test_every_format_goes_to_a_file(runs: Path, tmp_path: Path, form: str) -> N
     ) in text
 
 
-def test_a_price_and_a_choice(runs: Path, tmp_path: Path) -> None:
+def test_a_price_is_applied_and_jobs_are_filtered(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("facts: {gpu_price_per_hour: 3600, currency: EUR}\n")
     line = ("fleet", "runs", "--db", "fleet.db", "--json", "--profile", "./site.yaml")
     document = json.loads(run_command(*line, cwd=tmp_path).stdout)
@@ -69,7 +69,7 @@ def test_a_price_and_a_choice(runs: Path, tmp_path: Path) -> None:
     assert json.loads(chosen.stdout)["sums"]["jobs"] == 2
 
 
-def test_tables_are_exported(runs: Path, tmp_path: Path) -> None:
+def test_fleet_exports_tables_as_csv(runs: Path, tmp_path: Path) -> None:
     line = ("fleet", "runs", "--db", "fleet.db", "--to", "csv", "-o", "out/")
     assert run_command(*line, cwd=tmp_path).returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -92,7 +92,7 @@ def test_tables_are_exported(runs: Path, tmp_path: Path) -> None:
         (("runs", "--db", "no/folder/x.db"), 2, "cannot open the ledger"),
     ],
 )
-def test_mistakes_are_said_without_a_traceback(
+def test_usage_errors_are_reported_without_a_traceback(
     runs: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     done = run_command("fleet", *words, cwd=tmp_path)
@@ -100,7 +100,7 @@ def test_mistakes_are_said_without_a_traceback(
     assert "Traceback" not in done.stderr and done.stdout == ""
 
 
-def test_what_cannot_be_read_is_named_and_strict_says_so(runs: Path, tmp_path: Path) -> None:
+def test_an_unreadable_report_is_named_and_strict_exits_with_6(runs: Path, tmp_path: Path) -> None:
     broken = runs / "1.json"
     broken.write_text(broken.read_text()[:3000])
     done = run_command("fleet", "runs", "--db", "fleet.db", "--strict", cwd=tmp_path)
@@ -121,7 +121,7 @@ def count_jobs(db: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_watched_folder_is_followed_until_a_signal(
+def test_watch_reads_new_runs_until_a_signal(
     runs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """A report that appears is added, and the page is written anew; then it ends as asked."""
@@ -158,7 +158,7 @@ def wait_until(is_done: object, patience_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_two_at_once_lose_nothing(runs: Path, tmp_path: Path) -> None:
+def test_two_concurrent_fleet_processes_store_every_job(runs: Path, tmp_path: Path) -> None:
     """Both write into one ledger; each waits for the other."""
     db = str(tmp_path / "fleet.db")
     halves = [

@@ -63,7 +63,7 @@ BASELINES = [word for i in range(1, 4) for word in ("--baseline", f"base{i}.json
         (["none.json", "--assert", "lost.ratio <= 5%"], 5),
     ],
 )
-def test_exit_codes(reports: Path, words: list[str], code: int) -> None:
+def test_gate_exit_codes_follow_the_verdict(reports: Path, words: list[str], code: int) -> None:
     assert main(["gate", *words]) == code
 
 
@@ -88,7 +88,7 @@ def test_every_file_for_ci_is_written(
     assert "clusterprof_gpu_busy_ratio 0.9\n" in (reports / "g.txt").read_text()
 
 
-def test_a_failed_gate_says_where_the_reasons_stand(tmp_path: Path) -> None:
+def test_a_failed_gate_prints_the_analyze_command(tmp_path: Path) -> None:
     failed = SimpleNamespace(outcome="fail")
     next_step = format_next_step("plain", failed, [tmp_path])  # type: ignore[arg-type]
     assert next_step == f"Why, and what to do: clusterprof analyze {tmp_path}\n"
@@ -103,7 +103,7 @@ def test_a_failed_gate_says_where_the_reasons_stand(tmp_path: Path) -> None:
         assert format_next_step(form, verdict, [path]) == ""  # type: ignore[arg-type]
 
 
-def test_long_lines_are_broken_at_a_terminal_only() -> None:
+def test_long_lines_are_wrapped_only_on_a_terminal() -> None:
     lines = ("gate FAILED: 1 of 2 rules", "  FAIL  a <= 1 %  is 2 %", f"  ????  {'word ' * 20}")
     verdict = SimpleNamespace(lines=lines)
     assert render_verdict_text(verdict) == "\n".join(lines) + "\n"  # type: ignore[arg-type]
@@ -118,7 +118,9 @@ def test_long_lines_are_broken_at_a_terminal_only() -> None:
     )
 
 
-def test_one_line_and_formats(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gate_prints_a_summary_line_and_every_format(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["gate", "good.json", "--min-util", "70%", "--one-line"]) == 0
     assert capsys.readouterr().out == "clusterprof: PASSED, 1 rule; busy 100%; lost 0%\n"
     for format_, begin in (("junit", "<?xml"), ("markdown", "<!--"), ("json", "{")):
@@ -126,7 +128,7 @@ def test_one_line_and_formats(reports: Path, capsys: pytest.CaptureFixture[str])
         assert capsys.readouterr().out.startswith(begin)
 
 
-def test_profiles_rules_on_changes_wait_for_a_baseline(reports: Path) -> None:
+def test_change_rules_of_a_profile_need_a_baseline(reports: Path) -> None:
     (reports / "own.yaml").write_text(
         "extends: default\ngate:\n  assertions: ['gpu.busy_ratio >= 70%']\n"
         "  regressions: ['step.p50_ns: +5%', 'warn: lost.ratio: +3pt']\n"
@@ -136,7 +138,7 @@ def test_profiles_rules_on_changes_wait_for_a_baseline(reports: Path) -> None:
     assert main(["gate", "good.json", "--profile", "own.yaml", *BASELINES]) == 0
 
 
-def test_a_baseline_alone_asks_whether_steps_became_longer_or_lose_more(
+def test_a_baseline_without_rules_applies_default_change_rules(
     reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["gate", "slow.json", *BASELINES, "--json"]) == 3
@@ -148,7 +150,9 @@ def test_a_baseline_alone_asks_whether_steps_became_longer_or_lose_more(
     assert main(["gate", "good.json", *BASELINES]) == 0
 
 
-def test_compare_names_what_changed(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_names_the_changed_cause_and_applies_fail_on(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "base1.json", "slow.json"]) == 0
     assert "What changed: storage-local +1" in capsys.readouterr().out
     assert main(["compare", "base1.json", "slow.json", "--fail-on", "step.p50_ns: +5%"]) == 3

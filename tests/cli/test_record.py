@@ -94,9 +94,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("words", "asked"), READ.values(), ids=READ.keys())
-def test_what_stands_before_the_command_is_ours_and_nothing_behind(
-    words: str, asked: RecordOptions
-) -> None:
+def test_only_options_before_the_command_are_parsed(words: str, asked: RecordOptions) -> None:
     read = parse_record_arguments(words.split())
     assert read is not None
     assert read._replace(command=tuple(read.command)) == asked._replace(
@@ -114,18 +112,18 @@ def test_what_stands_before_the_command_is_ours_and_nothing_behind(
         ("off", {"enabled": True, "paths": "full"}, None),
     ],
 )
-def test_the_option_for_stacks_comes_before_the_profile(
+def test_the_stacks_option_overrides_the_profile(
     option: str | None, profile: dict[str, Any], stacks: str | None
 ) -> None:
     assert choose_stacks(option, profile) == stacks
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-o", "x", "-h"], ["--hz", "x", "--help", "-z"]])
-def test_help_is_left_to_the_command_line(words: list[str]) -> None:
+def test_help_requests_are_passed_to_typer(words: list[str]) -> None:
     assert parse_record_arguments(words) is None
 
 
-def test_the_help_shows_the_options_that_are_read() -> None:
+def test_the_help_lists_all_parsed_options() -> None:
     shown = run_command("record", "--help").stdout
     for option in RECORD_OPTIONS:
         assert ", ".join(option.flags) in shown
@@ -156,7 +154,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG.items(), ids=WRONG.keys())
-def test_what_cannot_be_meant_exits_with_2_and_starts_nothing(
+def test_invalid_record_options_exit_with_2_without_starting_the_command(
     options: str, message: str, tmp_path: Path
 ) -> None:
     done = run(*RECORD, *options.split(), "--", "/bin/touch", "trained", cwd=tmp_path)
@@ -183,14 +181,14 @@ def test_an_option_without_its_value_exits_with_2(options: str, tmp_path: Path) 
         ("--profile-json missing", "missing: no such file or directory"),
     ],
 )
-def test_the_agent_knows_the_nearest_option_too(options: str, message: str, tmp_path: Path) -> None:
+def test_the_agent_suggests_the_nearest_option(options: str, message: str, tmp_path: Path) -> None:
     done = run(*AGENT, *options.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("clusterprof: ") and message in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_profile_in_the_folder_is_not_recorded_with_the_defaults(tmp_path: Path) -> None:
+def test_an_invalid_profile_in_the_folder_stops_record(tmp_path: Path) -> None:
     (tmp_path / "clusterprof.yaml").write_text("samplng: {hz: 5}\n")
     done = run(*RECORD, "--", "/bin/touch", "trained", cwd=tmp_path)
     assert done.returncode == 2
@@ -198,7 +196,7 @@ def test_a_wrong_profile_in_the_folder_is_not_recorded_with_the_defaults(tmp_pat
     assert not (tmp_path / "trained").exists()
 
 
-def test_a_rank_loads_nothing_that_only_a_terminal_needs(tmp_path: Path) -> None:
+def test_record_imports_no_command_line_or_analysis_packages(tmp_path: Path) -> None:
     program = [sys.executable, "-X", "importtime", *RECORD[1:]]
     done = run(*program, "-o", "out", "--inject", "off", "--", "/bin/true", cwd=tmp_path)
     assert done.returncode == 0
@@ -210,7 +208,9 @@ def test_a_rank_loads_nothing_that_only_a_terminal_needs(tmp_path: Path) -> None
 
 
 @BOTH
-def test_without_a_command_the_duration_ends_it(program: list[str], tmp_path: Path) -> None:
+def test_without_a_command_the_duration_ends_the_recording(
+    program: list[str], tmp_path: Path
+) -> None:
     done = run(*program, "-o", "out", "--duration", "500ms", "--hz", "5", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith(f"clusterprof: recording to {tmp_path}/out/")
@@ -228,7 +228,7 @@ def test_without_a_command_the_duration_ends_it(program: list[str], tmp_path: Pa
 
 @BOTH
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_without_a_command_a_signal_ends_it(
+def test_without_a_command_a_signal_ends_the_recording(
     program: list[str], number: signal.Signals, tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
@@ -244,7 +244,7 @@ def test_without_a_command_a_signal_ends_it(
 
 
 @BOTH
-def test_attached_to_a_process_it_ends_with_it(
+def test_a_recording_of_a_pid_ends_with_the_process(
     program: list[str], sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     words = [*program, "-o", "out", "--pid", str(sleeper.pid)]
@@ -262,7 +262,7 @@ def test_attached_to_a_process_it_ends_with_it(
 
 
 @BOTH
-def test_attached_to_nobody_it_cannot_start(program: list[str], tmp_path: Path) -> None:
+def test_a_recording_of_a_missing_pid_is_refused(program: list[str], tmp_path: Path) -> None:
     gone = subprocess.Popen(["/bin/true"])
     gone.wait()
     done = run(*program, "-o", "out", "--pid", str(gone.pid), cwd=tmp_path)
@@ -288,7 +288,7 @@ def test_the_duration_ends_the_recording_and_not_the_job(tmp_path: Path) -> None
     assert (process.returncode, stopped["reason"]) == (9, "the duration is over")
 
 
-def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Path) -> None:
+def test_inject_strict_fails_without_spans_and_auto_warns(tmp_path: Path) -> None:
     job = ["--", sys.executable, "-I", "-c", "open('trained', 'w')"]
     strict = run(*RECORD, "-o", "strict", "--inject", "strict", *job, cwd=tmp_path)
     assert (strict.returncode, strict.stdout) == (125, "")
@@ -301,14 +301,14 @@ def test_strict_insists_on_spans_and_auto_says_that_there_are_none(tmp_path: Pat
     records_of(tmp_path / "auto")
 
 
-def test_an_option_is_no_value_of_another() -> None:
+def test_an_option_is_not_taken_as_another_options_value() -> None:
     with pytest.raises(UsageError, match="no such option: --no-gpu-event"):
         parse_record_arguments(["-o", "x", "--no-gpu-event", "--", "train"])
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077], ids=oct)
 @BOTH
-def test_the_mode_decides_who_may_read_a_recording(
+def test_the_mode_option_sets_permissions_of_the_recording(
     tmp_path: Path, program: list[str], umask: int
 ) -> None:
     words = [*program, "-o", "runs/one", "--mode", "0750"]
@@ -333,7 +333,7 @@ def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["0770", "rwx", "0077", "7777", "0640"])
-def test_a_mode_that_is_none_is_refused_in_three_parts(mode: str) -> None:
+def test_an_invalid_mode_is_refused_with_the_valid_modes(mode: str) -> None:
     done = run_command("record", "--mode", mode, "true")
     assert done.returncode == 2
     assert done.stderr == (
@@ -343,7 +343,7 @@ def test_a_mode_that_is_none_is_refused_in_three_parts(mode: str) -> None:
     )
 
 
-def test_options_of_the_job_are_its_own_without_two_dashes() -> None:
+def test_job_options_after_the_command_are_not_parsed() -> None:
     words = ["-o", "runs", "python", "train.py", "-o", "model", "--duration", "3", "--", "--hz"]
     options = parse_record_arguments(words)
     assert options is not None
@@ -382,7 +382,7 @@ def test_a_deleted_run_directory_is_reported_with_its_reason(tmp_path: Path) -> 
     assert "another program deleted the run directory" in " ".join(report.stdout.split())
 
 
-def test_attaching_says_what_it_can_show_and_advises_no_probe(tmp_path: Path) -> None:
+def test_a_report_of_an_attached_recording_advises_no_probe(tmp_path: Path) -> None:
     job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         words = ["--pid", str(job.pid), "--duration", "2s", "-o", "out"]

@@ -26,7 +26,7 @@ from clusterprof.errors import UsageError
         (" 12.3 s ", 12.3),
     ],
 )
-def test_times_after_the_start(text: str, seconds: float) -> None:
+def test_relative_times_count_from_the_start(text: str, seconds: float) -> None:
     asked = parse_part(text, None, None)
     assert asked == PartOfRun(Instant(round(seconds * 1e9)), description=f"--since {text}")
 
@@ -35,12 +35,12 @@ def test_times_after_the_start(text: str, seconds: float) -> None:
     ("text", "seconds"),
     [("2026-01-31T12:00:00Z", 1_769_860_800), ("2026-01-31T13:00:00.5+01:00", 1_769_860_800.5)],
 )
-def test_times_of_the_wall_clock(text: str, seconds: float) -> None:
+def test_wall_clock_times_are_parsed(text: str, seconds: float) -> None:
     assert parse_part(None, text, None).until == Instant(round(seconds * 1e9), is_wall=True)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-5m", "1h30", "5 5", "4:5", "1e3", "nan", "9" * 40])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_part(text, None, None)
 
@@ -48,24 +48,24 @@ def test_what_is_no_time(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "bounds"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (None, 7)), ("0:1", (0, 1))]
 )
-def test_steps(text: str, bounds: tuple[int | None, int | None]) -> None:
+def test_step_ranges_are_parsed(text: str, bounds: tuple[int | None, int | None]) -> None:
     asked = parse_part(None, None, text)
     assert (asked.first_step, asked.end_step, asked.whole) == (*bounds, False)
 
 
 @pytest.mark.parametrize("text", ["", ":", "5", "a:b", "-1:3", "7:3", "3:3", "1:2:3"])
-def test_what_is_no_range_of_steps(text: str) -> None:
+def test_invalid_step_ranges_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--steps"):
         parse_part(None, None, text)
 
 
-def test_nothing_asked_is_the_whole_run_and_backwards_is_an_error() -> None:
+def test_no_bounds_mean_the_whole_run_and_reversed_bounds_fail() -> None:
     assert parse_part(None, None, None).whole
     with pytest.raises(UsageError, match="--since 9s is not before --until 4s"):
         parse_part("9s", "4s", None)
 
 
-def test_tables_may_stand_together_or_apart() -> None:
+def test_table_names_are_split_at_commas_and_repeated_options() -> None:
     assert parse_tables(["rank,node", "rank", "time"]) == ("rank", "node", "time")
     with pytest.raises(UsageError, match="unknown table 'nodes'; did you mean 'node'"):
         parse_tables(["nodes"])

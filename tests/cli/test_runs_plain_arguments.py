@@ -48,7 +48,7 @@ LEFT_TO_TYPER = [
 
 
 @pytest.mark.parametrize("words", PLAIN, ids=" ".join)
-def test_plain_words_ask_for_what_typer_understands(
+def test_plain_arguments_parse_to_the_same_options_as_with_typer(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = inspect.signature(runs.run_analysis)
@@ -69,11 +69,11 @@ def test_plain_words_ask_for_what_typer_understands(
 
 
 @pytest.mark.parametrize("words", LEFT_TO_TYPER, ids=" ".join)
-def test_whatever_else_is_left_to_typer(words: list[str]) -> None:
+def test_other_arguments_are_left_to_typer(words: list[str]) -> None:
     assert runs.parse_plain_arguments(words) is None
 
 
-def test_every_option_is_known_to_both() -> None:
+def test_both_parsers_declare_the_same_options() -> None:
     declared = {
         name
         for option in iterate_options(analyze)
@@ -83,14 +83,14 @@ def test_every_option_is_known_to_both() -> None:
     assert declared == {flag for option in runs.ANALYZE_OPTIONS for flag in option.flags}
 
 
-def test_the_usual_way_loads_no_typer(tmp_path: Path) -> None:
+def test_plain_arguments_do_not_import_typer(tmp_path: Path) -> None:
     code = "import sys; from clusterprof.cli.app import main; main(); print('typer' in sys.modules)"
     run = [sys.executable, "-c", code, "analyze", str(tmp_path / "nothing")]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr.partition(":")[0]) == ("False\n", "clusterprof")
 
 
-def test_only_what_starts_no_program_tells_numpy_to_be_quiet(
+def test_analyze_limits_numpy_threads_and_record_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)

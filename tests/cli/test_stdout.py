@@ -47,19 +47,19 @@ def files_in(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
-def test_a_full_disk_below_stdout(forks: CommandForker) -> None:
+def test_a_full_disk_behind_stdout_is_a_single_line_error(forks: CommandForker) -> None:
     for arguments in EVERY:
         done = forks.run(*arguments, stdout="/dev/full")
         assert (done.code, done.errors) == (1, FULL), arguments
 
 
-def test_a_reader_that_went_away(forks: CommandForker) -> None:
+def test_a_closed_stdout_pipe_exits_with_1(forks: CommandForker) -> None:
     for arguments in ARGUMENTS.values():
         done = forks.run(*arguments, stdout="gone")
         assert (done.code, done.errors) == (1, ""), arguments
 
 
-def test_a_stdout_that_is_closed(forks: CommandForker) -> None:
+def test_a_closed_stdout_is_reported(forks: CommandForker) -> None:
     printed = "clusterprof: cannot write to stdout: it is closed\n"
     for arguments in (("analyze", "storage"), ARGUMENTS["gate"], ("explain",)):
         done = forks.run(*arguments, stdout="closed")
@@ -67,7 +67,9 @@ def test_a_stdout_that_is_closed(forks: CommandForker) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stdout_without_our_letters(forks: CommandForker, encoding: str) -> None:
+def test_every_format_prints_to_a_stdout_of_limited_encoding(
+    forks: CommandForker, encoding: str
+) -> None:
     for renderer in RENDERERS:
         done = forks.run("analyze", "storage", "--format", renderer.name, encoding=encoding)
         assert (done.code, done.errors) == (0, ""), (renderer.name, encoding)
@@ -75,7 +77,7 @@ def test_a_stdout_without_our_letters(forks: CommandForker, encoding: str) -> No
 
 
 @pytest.mark.parametrize("command", [("analyze", "storage"), ("gate", "clean", *RULE)])
-def test_paths_that_cannot_be_written(
+def test_unwritable_output_paths_are_refused_with_a_reason(
     forks: CommandForker, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     def refused(path: str, why: str, code: int) -> None:
@@ -93,7 +95,7 @@ def test_paths_that_cannot_be_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_folder_that_takes_no_new_files(forks: CommandForker) -> None:
+def test_a_writable_file_in_a_read_only_folder_is_overwritten(forks: CommandForker) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ours").write_text("old", encoding="utf-8")
@@ -116,7 +118,7 @@ def test_a_folder_that_takes_no_new_files(forks: CommandForker) -> None:
 @pytest.mark.parametrize(
     "format_", [renderer.name for renderer in RENDERERS if renderer.name != "brief"]
 )
-def test_half_a_file_never_takes_the_place_of_a_good_one(
+def test_a_failed_write_keeps_the_old_file(
     forks: CommandForker, format_: str, tmp_path: Path
 ) -> None:
     """A limit on the size of files stands for the disk that fills up in the middle.
@@ -140,7 +142,9 @@ def test_half_a_file_never_takes_the_place_of_a_good_one(
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_fills_up_in_the_middle(forks: CommandForker, tmp_path: Path) -> None:
+def test_a_disk_filling_during_the_write_keeps_the_old_file(
+    forks: CommandForker, tmp_path: Path
+) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(tmp_path)], capture_output=True
     )
@@ -158,6 +162,8 @@ def test_a_disk_that_fills_up_in_the_middle(forks: CommandForker, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [("doctor",), ("doctor", "--json"), ("doctor", "--job")])
-def test_what_doctor_cannot_print(forks: CommandForker, arguments: tuple[str, ...]) -> None:
+def test_doctor_reports_a_stdout_that_cannot_be_written(
+    forks: CommandForker, arguments: tuple[str, ...]
+) -> None:
     assert forks.run(*arguments, stdout="/dev/full").errors == FULL
     assert forks.run(*arguments, stdout="gone").code == 1

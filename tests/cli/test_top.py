@@ -42,7 +42,7 @@ def recording_at(path: Path, age_s: float) -> Path:
     return path
 
 
-def test_the_newest_recording_of_the_folder_is_taken(tmp_path: Path) -> None:
+def test_top_reads_the_newest_recording_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(NoRecording, match="none is in this folder"):
         find_newest_recording(tmp_path)
     recording_at(tmp_path / "run", 300)
@@ -53,7 +53,7 @@ def test_the_newest_recording_of_the_folder_is_taken(tmp_path: Path) -> None:
     assert find_newest_recording(tmp_path / "run") == tmp_path / "run"
 
 
-def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_prints_a_single_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", str(RECORDING), "--once", "--width", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "2 nodes, 8 ranks" in lines[0] + lines[1]
@@ -64,7 +64,7 @@ def test_one_screen_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("far_ns", [30 * 86_400 * 10**9, 1 << 62])
-def test_one_sample_far_ahead_changes_no_screen(
+def test_a_sample_with_a_far_future_time_is_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], far_ns: int
 ) -> None:
     run = tmp_path / "run"
@@ -82,7 +82,7 @@ def test_one_sample_far_ahead_changes_no_screen(
     assert screens[0].splitlines() == screens[1].splitlines()
 
 
-def test_spans_that_end_far_ahead_stop_no_screen(
+def test_spans_with_a_far_future_end_are_tolerated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -99,7 +99,7 @@ def test_spans_that_end_far_ahead_stop_no_screen(
     assert "2 nodes, 8 ranks" in capsys.readouterr().out
 
 
-def test_colour_is_asked_for(
+def test_colour_follows_force_color_and_no_color(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -123,14 +123,14 @@ def test_colour_is_asked_for(
         (["--format", "html"], "unknown format 'html'"),
     ],
 )
-def test_what_cannot_be_meant(
+def test_invalid_top_options_are_a_usage_error(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", str(RECORDING), *options]) == UsageError.exit_code
     assert message in capsys.readouterr().err
 
 
-def test_keys() -> None:
+def test_keys_change_order_grouping_and_position() -> None:
     view = View(80, 24, "lost", "auto", 5)
     assert top.update_view(view, "c") == View(80, 24, "caused", "auto", 0)
     assert top.update_view(view, "v").by == "node"
@@ -212,7 +212,7 @@ def test_a_question_mark_shows_the_keys_until_the_next_key() -> None:
     ],
     ids=["ctrl-C", "q", "SIGTERM"],
 )
-def test_the_terminal_is_put_back_as_it_was(ending: str | signal.Signals, code: int) -> None:
+def test_the_terminal_state_is_restored_at_exit(ending: str | signal.Signals, code: int) -> None:
     with on_a_terminal() as (process, terminal):
         before = termios.tcgetattr(terminal)
         shown = read_until(terminal, b"RECORDER")

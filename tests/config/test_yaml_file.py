@@ -62,7 +62,7 @@ def test_the_default_profile_documents_every_key_and_its_default(tmp_path: Path)
         assert lines[at - 1].strip().startswith("#"), f"{key} has no comment"
 
 
-def test_a_profile_lies_over_the_one_it_extends(tmp_path: Path) -> None:
+def test_a_profile_overrides_values_of_its_base_profile(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("extends: ci\nsampling: {hz: 5}\n", encoding="utf-8")
     profile = loaded(
         tmp_path,
@@ -87,7 +87,7 @@ def test_a_profile_lies_over_the_one_it_extends(tmp_path: Path) -> None:
     assert profile.effective()["gate"]["assertions"][0] == "gpu.busy_ratio >= 70%"
 
 
-def test_precedence(tmp_path: Path) -> None:
+def test_the_given_profile_precedes_environment_and_folder(tmp_path: Path) -> None:
     def hz(given: str | None, environ: dict[str, str]) -> float:
         return float(load_profile(given, environ, tmp_path).values["sampling.hz"])
 
@@ -148,13 +148,13 @@ def test_precedence(tmp_path: Path) -> None:
         ("# " + "x" * (64 << 10), "p.yaml: a profile may have at most 64 KiB"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
+def test_errors_in_a_profile_name_their_line(
     tmp_path: Path, text: str | bytes, message: str
 ) -> None:
     assert message in refused(tmp_path, text)
 
 
-def test_aliases_are_refused_before_they_grow(tmp_path: Path) -> None:
+def test_yaml_aliases_are_refused_before_expansion(tmp_path: Path) -> None:
     """Ten lines that YAML would turn into 10^9 strings."""
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
@@ -166,7 +166,7 @@ def test_deep_nesting_is_refused(tmp_path: Path, opening: str) -> None:
     assert refused(tmp_path, opening * 5000) == "p.yaml:1: nested too deeply"
 
 
-def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
+def test_unknown_profiles_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown profile 'defualt'; did you mean 'default'\?"):
         load_profile("defualt", {}, tmp_path)
     with pytest.raises(UsageError, match=r"cannot read the profile x/y\.yaml: no such file"):
@@ -183,7 +183,7 @@ def test_an_empty_profile_changes_nothing(tmp_path: Path) -> None:
         assert loaded(tmp_path, text).values == load_profile(None, {}, tmp_path).values
 
 
-def test_limits_are_bound_to_their_causes(tmp_path: Path) -> None:
+def test_limits_of_a_profile_are_assigned_to_causes(tmp_path: Path) -> None:
     profile = loaded(
         tmp_path,
         "limits:\n"
@@ -219,7 +219,7 @@ def test_limits_are_bound_to_their_causes(tmp_path: Path) -> None:
         ("limits: {cpu-gc: {waited_at_least_ratio: often}}", "'often' is not a number"),
     ],
 )
-def test_a_limit_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_limit_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         build_limits(loaded(tmp_path, text), KNOWN)
     assert message in caught.value.message

@@ -46,7 +46,7 @@ def busy_by_log(log: list[tuple[int, int]], t_ns: int) -> int:
     return sum(max(0, min(end, t_ns) - start) for start, end in log)
 
 
-def test_work_queues_up_and_busy_time_is_that_of_the_log(watch: Watch) -> None:
+def test_submitted_work_queues_and_busy_time_matches_the_log(watch: Watch) -> None:
     device = EmulatedAccelerator(None)
     began_ns = watch.monotonic_ns()
     ends = [device.submit(3 * MS), device.submit(2 * MS)]
@@ -62,7 +62,7 @@ def test_work_queues_up_and_busy_time_is_that_of_the_log(watch: Watch) -> None:
     assert device.busy_ns(late) == 6 * MS
 
 
-def test_a_full_queue_holds_the_host_until_its_oldest_work_is_done() -> None:
+def test_a_full_queue_blocks_the_host_until_work_ends() -> None:
     device = EmulatedAccelerator(None, queue_depth=2)
     first = device.submit(20 * MS)
     device.submit(20 * MS)
@@ -79,7 +79,7 @@ def test_a_throttled_device_takes_longer_for_the_same_work() -> None:
     assert [end - start for start, end in device.log] == [6 * MS]
 
 
-def test_a_pageable_copy_holds_host_and_device_a_pinned_one_only_what_follows() -> None:
+def test_only_a_pageable_copy_blocks_the_host() -> None:
     device = EmulatedAccelerator(None)
     busy_until = device.submit(5 * MS)
     done = device.copy(60_000_000)  # 10 ms at 6 GB/s
@@ -91,7 +91,7 @@ def test_a_pageable_copy_holds_host_and_device_a_pinned_one_only_what_follows() 
     assert device.busy_ns(end) == 6 * MS  # a copy is not busy time
 
 
-def test_a_forked_child_may_not_use_it() -> None:
+def test_a_forked_child_cannot_use_the_device() -> None:
     device = EmulatedAccelerator(None)
     pid = os.fork()
     if pid == 0:
@@ -103,7 +103,7 @@ def test_a_forked_child_may_not_use_it() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_the_page_is_the_one_of_the_contract(tmp_path: Path) -> None:
+def test_the_device_page_has_the_documented_layout(tmp_path: Path) -> None:
     path = tmp_path / "0.emulated"
     device = EmulatedAccelerator(path)
     device.use_memory(123)
@@ -120,7 +120,7 @@ def test_the_page_is_the_one_of_the_contract(tmp_path: Path) -> None:
     assert 0 < body[6] <= first
 
 
-def test_ranks_take_their_own_numbers_and_never_a_living_ones(
+def test_ranks_never_take_the_device_number_of_a_running_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLUSTERPROF_RUN_DIR", str(tmp_path))
@@ -137,7 +137,7 @@ def test_ranks_take_their_own_numbers_and_never_a_living_ones(
     assert sorted(p.name for p in (tmp_path / "devices").iterdir()) == sorted(names)
 
 
-def test_without_a_run_directory_nobody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_run_directory_the_device_writes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLUSTERPROF_RUN_DIR", raising=False)
     assert EmulatedAccelerator.from_environment().path is None
 
@@ -146,7 +146,7 @@ def collector(run_dir: Path | None, t_ns: int = 0) -> GpuEmulatedCollector:
     return GpuEmulatedCollector(Context(Roots(), run_dir, lambda: []), clock=lambda: t_ns)
 
 
-def test_the_collector_reads_exactly_what_was_submitted(tmp_path: Path) -> None:
+def test_the_collector_reads_the_submitted_work_exactly(tmp_path: Path) -> None:
     (tmp_path / "devices").mkdir()
     devices = [EmulatedAccelerator(tmp_path / f"devices/{n}.emulated") for n in (10, 2)]
     devices[1].throttle(0.5, 0x40)
@@ -169,7 +169,9 @@ def test_the_collector_reads_exactly_what_was_submitted(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_a_resident_collective_is_busy_and_computes_nothing(tmp_path: Path, watch: Watch) -> None:
+def test_a_resident_collective_counts_as_busy_without_computing(
+    tmp_path: Path, watch: Watch
+) -> None:
     """4 ms of work, then 30 ms or more in a collective; looked at while it waits and afterwards."""
     (tmp_path / "devices").mkdir()
     device = EmulatedAccelerator(tmp_path / "devices/0.emulated")
@@ -201,7 +203,7 @@ def test_a_resident_collective_is_busy_and_computes_nothing(tmp_path: Path, watc
     assert device.log[-1] == (end + 5 * MS, queued)
 
 
-def test_a_device_that_comes_or_is_replaced_asks_to_be_opened_anew(tmp_path: Path) -> None:
+def test_a_new_or_replaced_device_requests_reopening(tmp_path: Path) -> None:
     opened = collector(tmp_path)
     assert list(opened.open()) == []
     assert list(opened.sample()) == []
@@ -221,7 +223,7 @@ def test_a_device_that_comes_or_is_replaced_asks_to_be_opened_anew(tmp_path: Pat
     opened.close()
 
 
-def test_a_page_that_was_left_half_written_is_a_reason_not_a_number(tmp_path: Path) -> None:
+def test_a_half_written_page_gives_a_reason_instead_of_values(tmp_path: Path) -> None:
     (tmp_path / "devices").mkdir()
     path = tmp_path / "devices" / "0.emulated"
     EmulatedAccelerator(path)
@@ -235,7 +237,7 @@ def test_a_page_that_was_left_half_written_is_a_reason_not_a_number(tmp_path: Pa
     opened.close()
 
 
-def test_what_is_no_device_is_left_out(tmp_path: Path) -> None:
+def test_files_without_a_valid_page_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "devices"
     folder.mkdir()
     (folder / "0.emulated").write_bytes(b"short")
@@ -245,7 +247,7 @@ def test_what_is_no_device_is_left_out(tmp_path: Path) -> None:
     assert list(collector(tmp_path).open()) == []
 
 
-def test_without_a_job_there_are_none() -> None:
+def test_without_a_run_directory_the_collector_is_absent() -> None:
     with pytest.raises(Unavailable) as raised:
         collector(None).open()
     assert raised.value.kind == "absent"

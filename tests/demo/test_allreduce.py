@@ -34,7 +34,7 @@ def at_once(rows: list[Ring], what: Callable[[Ring], None]) -> None:
 
 
 @pytest.mark.parametrize(("world", "size"), [(2, 5), (3, 10), (4, 100_001)])
-def test_every_rank_gets_the_sum_of_all(world: int, size: int) -> None:
+def test_all_reduce_gives_every_rank_the_sum(world: int, size: int) -> None:
     # Rank r brings r + its index: the sum over ranks is world x index + 0 + 1 + … + world - 1.
     opened = rings(world)
     values = [np.arange(size, dtype=np.float32) + rank for rank in range(world)]
@@ -45,7 +45,7 @@ def test_every_rank_gets_the_sum_of_all(world: int, size: int) -> None:
         ring.close()
 
 
-def test_a_link_carries_no_more_than_its_rate() -> None:
+def test_a_link_transfers_at_most_at_its_rate() -> None:
     # Of 400,000 bytes each of 2 ranks sends half, twice: 400,000 bytes at 2 MB/s take 0.2 s.
     opened = rings(2, rate=2_000_000)
     values = [np.ones(100_000, np.float32) for _ in opened]
@@ -56,7 +56,7 @@ def test_a_link_carries_no_more_than_its_rate() -> None:
         ring.close()
 
 
-def test_all_ranks_agree_on_who_came_last() -> None:
+def test_all_ranks_agree_on_the_last_rank_to_arrive() -> None:
     opened = rings(3)
     order = {0: [1, 2, 0], 1: [2, 0, 1]}  # rank 0 comes last to the first, rank 1 to the second
     printed: dict[int, list[tuple[int, int]]] = {}
@@ -76,7 +76,7 @@ def test_all_ranks_agree_on_who_came_last() -> None:
     ]
 
 
-def test_a_neighbour_that_is_gone_is_an_error_of_ours() -> None:
+def test_a_lost_neighbour_rank_raises_a_clusterprof_error() -> None:
     before, after = rings(2)
     after.close()
     with pytest.raises(ClusterprofError, match="rank 0 lost"):

@@ -51,7 +51,7 @@ def disk_path(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(disk_path: Path) -> None:
+def test_an_injected_disk_fault_is_found_on_its_rank(disk_path: Path) -> None:
     """Whatever else a busy machine adds, the reads of rank 1 were slow, and only those."""
     result = run_scenario("storage", disk_path)
     assert_ledger_is_conserved(result)
@@ -63,7 +63,7 @@ def test_an_injected_disk_fault_is_found_on_the_rank_that_has_it(disk_path: Path
 
 @pytest.mark.accept
 @pytest.mark.parametrize("name", ["storage", "cpu"])
-def test_the_fault_is_named_on_the_rank_that_has_it(disk_path: Path, name: str) -> None:
+def test_the_injected_fault_is_named_on_its_rank(disk_path: Path, name: str) -> None:
     result = run_scenario(name, disk_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
@@ -106,7 +106,7 @@ def test_a_slow_network_is_named_and_no_rank_is_blamed(disk_path: Path) -> None:
 
 
 @pytest.mark.accept
-def test_a_straggler_is_named_behind_those_who_wait_for_it(disk_path: Path) -> None:
+def test_a_straggler_is_named_as_cause_of_waits(disk_path: Path) -> None:
     result = run_scenario("straggler", disk_path)
     assert_ledger_is_conserved(result)
     first = result.report.findings[0]
@@ -123,7 +123,7 @@ def test_a_straggler_is_named_behind_those_who_wait_for_it(disk_path: Path) -> N
         assert 0.6 * true - 0.01 <= share <= true + THREE_POINTS
 
 
-def test_temporary_files_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_are_created_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_LASTING", Path("/"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/x/y")
     for mounts, folder in (("tmpfs /x tmpfs rw 0 0\n", "/"), ("/dev/a /x ext4 rw 0 0\n", "/x/y")):
@@ -140,7 +140,7 @@ def test_a_folder_with_a_recording_is_refused(disk_path: Path) -> None:
 
 @pytest.mark.accept
 @pytest.mark.parametrize(("name", "family"), [("storage", "storage"), ("cpu", "cpu")])
-def test_without_the_probe_the_family_is_named_and_never_a_leaf(
+def test_without_the_probe_only_the_cause_family_is_named(
     disk_path: Path, name: str, family: str
 ) -> None:
     result = run_scenario(name, disk_path, inject="off")
@@ -154,7 +154,7 @@ def test_without_the_probe_the_family_is_named_and_never_a_leaf(
         assert abs(share - sum(causes) / truth.in_step_ns) <= 0.1
 
 
-def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones() -> None:
+def test_an_unknown_scenario_is_a_usage_error_listing_known_scenarios() -> None:
     with pytest.raises(
         UsageError, match="choose from storage, cpu, mixed, checkpoint, network, straggler, clean"
     ):

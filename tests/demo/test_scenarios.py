@@ -20,7 +20,7 @@ tmpfs /tmp tmpfs rw 0 0
 """
 
 
-def test_a_folder_in_memory_is_refused_with_the_way_out() -> None:
+def test_a_folder_on_tmpfs_is_refused_with_a_remedy() -> None:
     with pytest.raises(ClusterprofError, match=r"/tmp/x is in memory \(tmpfs on /tmp\)") as caught:
         require_real_disk(Path("/tmp/x"), MOUNTS)
     assert "TMPDIR" in caught.value.remedy
@@ -31,7 +31,7 @@ def test_a_folder_on_a_disk_is_accepted(folder: str) -> None:
     require_real_disk(Path(folder), MOUNTS)
 
 
-def test_cold_reads_come_from_the_device(tmp_path: Path) -> None:
+def test_cold_reads_bypass_the_page_cache(tmp_path: Path) -> None:
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
     try:
         require_real_disk(tmp_path.resolve(), mounts)
@@ -51,7 +51,7 @@ def test_cold_reads_come_from_the_device(tmp_path: Path) -> None:
     assert file.read_batch(1, for_ns=20_000_000)[0] >= 20_000_000
 
 
-def test_burning_uses_cpu_time_of_this_thread() -> None:
+def test_the_busy_loop_uses_cpu_time_of_its_thread() -> None:
     before_ns = time.thread_time_ns()
     wall_ns = run_busy_loop(20_000_000)
     assert time.thread_time_ns() - before_ns >= 20_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterprof.demo.truth import Wait, attribute_idle_time
 
 
-def test_idle_time_is_shared_by_what_the_host_waited_for() -> None:
+def test_idle_time_is_split_among_causes_of_the_host_wait() -> None:
     # The device is idle from 60 to 100; the host waited from 10 to 98 for a batch that took 75
     # reading and 25 decoding: 38 of the 40 idle ns are the wait's, 28.5 reading and 9.5 decoding.
     log = [(0, 60), (100, 160)]

@@ -52,7 +52,7 @@ def start_upload(
     )
 
 
-def test_files_are_copied_while_they_grow_and_once_more_at_the_end(
+def test_growing_files_are_uploaded_repeatedly_and_at_the_end(
     tmp_path: Path, store: tuple[object, dict[str, str]]
 ) -> None:
     bucket, variables = store
@@ -83,7 +83,7 @@ def test_files_are_copied_while_they_grow_and_once_more_at_the_end(
     assert names == ["000001.cpf", "000002.cpf"]
 
 
-def test_a_store_that_does_not_answer_is_reported_and_ends_with_1(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_and_exits_with_1(tmp_path: Path) -> None:
     pytest.importorskip("s3fs", reason="needs s3fs")
     (tmp_path / "file").write_bytes(b"x")
     variables = {
@@ -114,13 +114,13 @@ def has_handler(status: str) -> bool:
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
-def test_a_wrong_call_prints_how_it_is_called() -> None:
+def test_a_missing_argument_prints_the_usage() -> None:
     pytest.importorskip("fsspec")
     done = subprocess.run([sys.executable, str(UPLOAD)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "clusterprof-upload FOLDER" in done.stderr
 
 
-def test_every_image_ends_as_a_user_without_rights() -> None:
+def test_every_image_runs_as_an_unprivileged_user() -> None:
     text = (CONTAINERS / "Containerfile").read_text(encoding="utf-8")
     stages = {part.split()[-1]: part for part in re.split(r"(?m)^(?=FROM )", text)[1:] if part}
     stages = {re.match(r"FROM \S+ AS (\w+)", part)[1]: part for part in stages.values()}  # type: ignore[index]

@@ -86,9 +86,7 @@ def folder(tmp_path: Path) -> Path:
         ("step.p50_ns: +50%", 0),
     ],
 )
-def test_the_exit_status_of_the_gate_is_that_of_the_job(
-    folder: Path, rules: str, code: int
-) -> None:
+def test_the_ci_job_exits_with_the_gate_exit_code(folder: Path, rules: str, code: int) -> None:
     baselines = "base1.json\nbase2.json\nbase3.json\ngone.json\n" if ": +" in rules else ""
     done = run_job(folder, run="report.json", rules=rules, baselines=baselines, profile="")
     assert done.returncode == code, done.stderr
@@ -104,14 +102,14 @@ def test_a_recording_is_analyzed_into_report_and_page(folder: Path) -> None:
     assert names == {"report.json", "report.html", "gate.xml", "gate.md", "metrics.txt"}
 
 
-def test_what_an_input_holds_is_never_run(folder: Path) -> None:
+def test_shell_syntax_in_an_input_is_not_executed(folder: Path) -> None:
     trap = "$(touch ran) `touch ran` '; touch ran; '\nEOF\ntouch ran"
     for name in ("run", "rules", "baselines", "profile"):
         run_job(folder, **({"run": "report.json"} | {name: trap}))
     assert not (folder / "ran").exists()
 
 
-def test_inputs_are_described_and_used() -> None:
+def test_every_input_is_described_and_used() -> None:
     text = (ROOT / "deploy/gitlab/gate.yml").read_text(encoding="utf-8")
     header, _ = yaml.safe_load_all(text)
     described = header["spec"]["inputs"]
@@ -120,7 +118,7 @@ def test_inputs_are_described_and_used() -> None:
     assert (name, job["needs"], job["stage"]) == ("gate", ["train"], "test")
 
 
-def test_it_fits_the_schema_of_gitlab(tmp_path: Path) -> None:
+def test_the_template_matches_the_gitlab_schema(tmp_path: Path) -> None:
     """The schema is that of the package check-jsonschema, which validates without a network."""
     pytest.importorskip("check_jsonschema")
     name, job = load_template(run="run", needs=["train"])
@@ -156,7 +154,7 @@ def test_the_hook_checks_every_profile_and_names_the_mistake(tmp_path: Path) -> 
     assert "herz" in done.stderr and "broken.yaml" in done.stderr
 
 
-def test_the_hook_finds_profiles_by_their_name() -> None:
+def test_the_hook_selects_profiles_by_file_name() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     names = ["clusterprof.yaml", "ops/clusterprof.yml", "clusterprof.site-a.yaml", "values.yaml"]
     assert [bool(re.search(hook["files"], name)) for name in names] == [True, True, True, False]

@@ -72,7 +72,7 @@ def render_chart(values: str) -> list[dict[str, Any]]:
     return [item for text in texts for item in yaml.safe_load_all(text) if item]
 
 
-def test_the_files_of_the_chart_agree() -> None:
+def test_chart_files_agree_with_each_other() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -93,7 +93,7 @@ def test_the_files_of_the_chart_agree() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
-def test_rendered_manifests_are_valid_and_have_few_rights(values: dict[str, Any]) -> None:
+def test_rendered_manifests_are_valid_and_minimally_privileged(values: dict[str, Any]) -> None:
     documents = render_chart(json.dumps(values))
     kinds = {(item["kind"], item["metadata"]["name"]) for item in documents}
     assert ("Deployment", "rel-fleet") in kinds and ("CronJob", "rel-retention") in kinds
@@ -113,7 +113,7 @@ def test_rendered_manifests_are_valid_and_have_few_rights(values: dict[str, Any]
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= mounted
 
 
-def test_manifests_fit_the_schemas_of_kubernetes() -> None:
+def test_manifests_match_the_kubernetes_schemas() -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for item in render_chart(json.dumps(EVERYTHING)):
         for version in ("1.25", "1.34"):
@@ -149,7 +149,7 @@ def test_commands_of_the_chart_exist(tmp_path: Path) -> None:
     assert names == {"--watch", "--every", "--db", "--format", "--output", "--profile"}
 
 
-def test_old_recordings_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_retention_removes_only_old_recordings(tmp_path: Path) -> None:
     """The script of the CronJob, in a folder that stands for the volume."""
     text = (CHART / "templates/retention.yaml").read_text()
     script = text.split("- |\n", 1)[1].split("              env:")[0]
@@ -184,7 +184,7 @@ def test_old_recordings_are_removed_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_has_what_recording_takes(path: Path) -> None:
+def test_example_pods_have_volumes_and_variables_for_recording(path: Path) -> None:
     specs = [spec for item in load_documents(path) for spec in find_pod_specs(item)]
     assert specs
     for spec in specs:
@@ -206,7 +206,7 @@ def test_an_example_has_what_recording_takes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_command_of_an_example_is_one_of_record(path: Path) -> None:
+def test_example_commands_are_valid_record_commands(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     commands = [
         container["command"]

@@ -99,7 +99,9 @@ def folder(tmp_path: Path) -> Path:
         ("step.p50_ns: +50%", "passed", "0"),
     ],
 )
-def test_outcomes(folder: Path, rules: str, outcome: str, code: str) -> None:
+def test_outcome_and_exit_code_follow_the_gate(
+    folder: Path, rules: str, outcome: str, code: str
+) -> None:
     is_change = rules.startswith("step")
     baselines = "base1.json\nbase2.json\nbase3.json\ngone.json\n" if is_change else ""
     done, outputs = run_gate(folder, RULES=rules, BASELINES=baselines)
@@ -120,7 +122,7 @@ def test_a_recording_is_analyzed_into_report_and_page(folder: Path) -> None:
     assert (written / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_mistakes_fail_the_step_with_the_message(folder: Path) -> None:
+def test_input_errors_fail_the_step_with_a_message(folder: Path) -> None:
     for changes, message in (
         ({"RULES": "no rule at all"}, "no rule at all"),
         ({"RUN": "gone", "RULES": "lost.ratio <= 90%"}, "gone"),
@@ -130,7 +132,7 @@ def test_mistakes_fail_the_step_with_the_message(folder: Path) -> None:
         assert "outcome" not in outputs
 
 
-def test_what_an_input_holds_is_never_run(folder: Path) -> None:
+def test_shell_syntax_in_an_input_is_not_executed(folder: Path) -> None:
     poison = "$(touch hacked); `touch hacked`; 'touch hacked'"
     run_gate(folder, RULES=poison, BASELINES=poison, RUN=poison, PROFILE=poison)
     assert not (folder / "hacked").exists()
@@ -139,7 +141,7 @@ def test_what_an_input_holds_is_never_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("earlier", ["", "4711"])
-def test_the_comment_is_made_once_and_then_updated(folder: Path, earlier: str) -> None:
+def test_the_comment_is_created_once_and_then_updated(folder: Path, earlier: str) -> None:
     _, outputs = run_gate(folder, RULES="stall.storage_ratio <= 1%")
     calls, body = folder / "calls", folder / "body"
     gh = folder / "bin/gh"
@@ -166,7 +168,7 @@ def test_the_comment_is_made_once_and_then_updated(folder: Path, earlier: str) -
     assert "[The whole report](https://example.org/artifact)" in text
 
 
-def test_it_fits_the_schema_of_github() -> None:
+def test_the_action_matches_the_github_schema() -> None:
     """The schema is that of the package check-jsonschema, which validates without a network."""
     pytest.importorskip("check_jsonschema")
     done = subprocess.run(
@@ -182,7 +184,7 @@ def test_it_fits_the_schema_of_github() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_every_expression_names_what_exists() -> None:
+def test_expressions_name_existing_inputs_and_steps() -> None:
     action = load_action()
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     inputs = set(re.findall(r"inputs\.([a-z-]+)", text))

@@ -68,7 +68,9 @@ def replaced(line: str, run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("line", runnable())
-def test_it_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_documented_command_runs(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(RECORDING, run)
     monkeypatch.chdir(tmp_path)
@@ -94,7 +96,7 @@ def list_recording_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", list_recording_lines())
-def test_a_line_that_records_runs(line: str, tmp_path: Path) -> None:
+def test_every_documented_record_command_runs(line: str, tmp_path: Path) -> None:
     """The launcher is a script that ends at once: what is tested is the line as it stands."""
     launchers = tmp_path / "bin"
     launchers.mkdir()

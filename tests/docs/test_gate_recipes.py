@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_command_of_the_page_and_its_recipes_runs(folder: Path) -> None:
+def test_every_documented_gate_command_runs(folder: Path) -> None:
     tried: dict[str, int] = {}
     for where, line in commands():
         words = [word.replace("$run", "run") for word in shlex.split(line)]
@@ -68,7 +68,7 @@ def test_every_command_of_the_page_and_its_recipes_runs(folder: Path) -> None:
     }
 
 
-def test_recipes_are_what_they_should_be() -> None:
+def test_recipes_are_linked_and_valid_ci_files() -> None:
     page = (DOCS / "gate.md").read_text(encoding="utf-8")
     for path in RECIPES.iterdir():
         assert f"(recipes/{path.name})" in page, path.name
@@ -82,7 +82,7 @@ def test_recipes_are_what_they_should_be() -> None:
         assert any(name in line for line in job["script"])
 
 
-def test_the_epilog_of_slurm_writes_one_line_and_never_fails(folder: Path) -> None:
+def test_the_slurm_epilog_writes_a_job_comment_and_never_fails(folder: Path) -> None:
     tools = folder / "bin"
     tools.mkdir()
     clusterprof = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m clusterprof "$@"\n'

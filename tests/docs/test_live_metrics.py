@@ -55,7 +55,7 @@ def test_the_page_lists_every_metric() -> None:
 
 
 @pytest.mark.parametrize("place", list_queries())
-def test_queries_use_metrics_and_labels_that_exist(place: str) -> None:
+def test_queries_use_existing_metrics_and_labels(place: str) -> None:
     text = list_queries()[place]
     metrics = re.findall(r"\bclusterprof_\w+", text)
     assert metrics and set(metrics) <= NAMES
@@ -72,7 +72,7 @@ def test_dashboards_are_well_formed(name: str) -> None:
     check_layout(load_dashboard(name))
 
 
-def test_alerts_are_those_of_the_page_and_their_runbooks_exist() -> None:
+def test_documented_alerts_match_the_rules_and_their_runbooks_exist() -> None:
     rules = load_rules()
     listed = re.findall(r"^\| (Clusterprof\w+) \|", PAGE.read_text(encoding="utf-8"), re.M)
     assert [rule["alert"] for rule in rules] == listed
@@ -85,7 +85,7 @@ def test_alerts_are_those_of_the_page_and_their_runbooks_exist() -> None:
         assert not anchor or re.search(rf"^#+ {anchor}$", text, re.M)
 
 
-def test_the_profile_of_the_page_loads(tmp_path: Path) -> None:
+def test_the_documented_profile_loads(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     profile = tmp_path / "site.yaml"
     profile.write_text(next(re.finditer(r"^```yaml\n(extends.*?)^```", text, re.M | re.S))[1])
@@ -121,13 +121,13 @@ RULE_TESTS = {
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-def test_the_rules_are_valid() -> None:
+def test_the_alert_rules_are_valid() -> None:
     assert f"{len(load_rules())} rules found" in run_promtool("check", "rules", str(ALERTS))
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize("alert", RULE_TESTS)
-def test_alerts_fire_and_stop(alert: str, tmp_path: Path) -> None:
+def test_alerts_fire_and_resolve(alert: str, tmp_path: Path) -> None:
     """Minutes 30 to 60 are bad: quiet before, firing at 58, quiet again at 90."""
     series, labels = RULE_TESTS[alert]
     quiet = [{"eval_time": time, "alertname": alert} for time in ("25m", "90m")]

@@ -24,7 +24,7 @@ def run_notebook() -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_every_cell_runs_and_shows_what_it_should() -> None:
+def test_every_notebook_cell_runs_and_shows_its_result() -> None:
     screen, findings, lines, ledger, gate = (cell.outputs[-1].data for cell in run_notebook())
     assert '<th scope="row"' in screen["text/html"] and "Main cause" in screen["text/html"]
     assert "host-asleep" in findings["text/plain"] and "_gpu_jobs.py" in findings["text/plain"]

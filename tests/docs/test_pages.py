@@ -12,11 +12,11 @@ from tests.tools.links import list_anchors, list_dead_links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_no_link_is_dead(page: Path) -> None:
+def test_no_page_has_a_dead_link(page: Path) -> None:
     assert list(list_dead_links(page)) == []
 
 
-def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+def test_dead_links_are_detected(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# One thing, `two`\n## One thing, `two`\n")
     page = tmp_path / "page.md"
     page.write_text(
@@ -38,7 +38,7 @@ def test_every_page_is_in_the_list_of_pages() -> None:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if list_commands(p)], ids=lambda p: p.relative_to(ROOT).as_posix()
 )
-def test_commands_and_options_exist(page: Path) -> None:
+def test_documented_commands_and_options_exist(page: Path) -> None:
     from clusterprof.cli.commands import COMMANDS
 
     wrong = []
@@ -56,7 +56,7 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert wrong == []
 
 
-def test_every_option_says_what_it_does() -> None:
+def test_every_option_has_a_help_text() -> None:
     from clusterprof.cli.commands import COMMANDS
 
     silent = [

@@ -34,7 +34,7 @@ def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def test_a_job_is_stored_whole(tmp_path: Path) -> None:
+def test_all_values_of_a_job_are_stored(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     with open_ledger(path) as ledger:
         entry = make_entry(1, ["a", "b"], ["b"])
@@ -56,7 +56,7 @@ def count_rows(path: Path) -> list[int]:
     return [int(str(rows(path, f"SELECT count(*) FROM {name}")[0][0])) for name in tables]
 
 
-def test_the_same_job_is_replaced_wherever_it_is_read_from(tmp_path: Path) -> None:
+def test_the_same_job_is_replaced_from_any_source(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     with open_ledger(path) as ledger:
         ledger.put(make_entry(1, ["a", "b"]), source("runs/1"))
@@ -68,7 +68,7 @@ def test_the_same_job_is_replaced_wherever_it_is_read_from(tmp_path: Path) -> No
     assert rows(path, "SELECT DISTINCT job IS NOT NULL FROM sources") == [(1,)]
 
 
-def test_a_recording_that_another_node_joined_is_replaced(tmp_path: Path) -> None:
+def test_a_job_is_replaced_when_another_node_joins(tmp_path: Path) -> None:
     grown = replace(make_entry(2, ["a", "b"]), recordings=("recording-1", "recording-9"))
     with open_ledger(tmp_path / "fleet.db") as ledger:
         ledger.put(make_entry(1, ["a"]), source("runs/1"))
@@ -83,7 +83,7 @@ def test_another_job_in_the_same_folder_is_added(tmp_path: Path) -> None:
     assert count_rows(tmp_path / "fleet.db")[0] == 2
 
 
-def test_a_price_stays_that_of_the_time_when_the_job_was_added(tmp_path: Path) -> None:
+def test_a_job_keeps_the_price_stored_when_first_added(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     with open_ledger(path) as ledger:
         ledger.put(make_entry(1, ["a"]), source("1"), Price(2.0, "USD"))
@@ -103,7 +103,7 @@ class Interrupted(JobEntry):
         raise KeyboardInterrupt
 
 
-def test_a_transaction_that_is_interrupted_leaves_the_old_entry(tmp_path: Path) -> None:
+def test_an_interrupted_transaction_keeps_the_old_entry(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     entry = make_entry(1, ["a", "b"])
     names = [name for name in JobEntry.__slots__ if name != "culprits"]
@@ -121,7 +121,7 @@ def test_a_transaction_that_is_interrupted_leaves_the_old_entry(tmp_path: Path) 
     assert count_rows(path)[0] == 2
 
 
-def test_a_locked_ledger_says_what_to_do(tmp_path: Path) -> None:
+def test_a_locked_ledger_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     with open_ledger(path) as ledger:
         ledger.put(make_entry(1, ["a"]), source("1"))
@@ -156,7 +156,7 @@ except OutputFailed as error:
 """
 
 
-def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_stored_jobs(tmp_path: Path) -> None:
     """The size of files is limited, which a write reports as a full disk does."""
     path = tmp_path / "fleet.db"
 
@@ -180,7 +180,7 @@ def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
         ledger.put(make_entry(200_000, ["a"]), source("one more"))
 
 
-def test_a_process_that_is_killed_leaves_whole_jobs(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_only_complete_jobs(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     process = subprocess.Popen([sys.executable, "-c", _FILL.format(root=str(ROOT)), str(path)])
     try:
@@ -201,7 +201,7 @@ def test_a_process_that_is_killed_leaves_whole_jobs(tmp_path: Path) -> None:
     assert lost == rows(path, "SELECT sum(lost_ns) FROM job_causes")
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_files_other_than_a_ledger_are_refused(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("no database at all, but long enough to have a header of a database\n" * 20)
     other = tmp_path / "other.db"
@@ -225,7 +225,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert rows(other, "SELECT name FROM sqlite_master") == [("songs",)]
 
 
-def test_a_ledger_that_is_only_read_must_exist(tmp_path: Path) -> None:
+def test_reading_a_missing_ledger_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
     with pytest.raises(NoRecording, match="there is no ledger"), open_ledger(path, False):
         pass
@@ -236,7 +236,7 @@ def test_a_ledger_that_is_only_read_must_exist(tmp_path: Path) -> None:
         ledger.put(make_entry(2, ["a"]), source("2"))
 
 
-def test_names_with_quotes_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_names_with_quotes_are_stored_unchanged(tmp_path: Path) -> None:
     name = "a'); DROP TABLE jobs; --"
     with open_ledger(tmp_path / "fleet.db") as ledger:
         ledger.put(make_entry(1, [name], user=name), source(name))

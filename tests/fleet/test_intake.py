@@ -61,7 +61,7 @@ def test_recordings_and_reports_are_found_at_any_depth(tmp_path: Path) -> None:
     assert len(list(find_runs([tmp_path, tmp_path / "ben"]))) == 4  # each once
 
 
-def test_what_does_not_exist_or_is_no_run_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_path_or_a_foreign_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no report")
     for path in (tmp_path / "gone", tmp_path / "notes.txt"):
         with pytest.raises(NoRecording) as caught:
@@ -69,7 +69,7 @@ def test_what_does_not_exist_or_is_no_run_is_an_error(tmp_path: Path) -> None:
         assert caught.value.remedy
 
 
-def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_runs_are_not_read_again(tmp_path: Path) -> None:
     db = tmp_path / "fleet.db"
     report = write_report(tmp_path / "runs/a.json")
     shutil.copytree(RECORDING, tmp_path / "runs/job")
@@ -84,7 +84,7 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     assert take(db, runs, read_again=True)[0].replaced == 2
 
 
-def test_a_recording_that_grows_is_replaced(tmp_path: Path) -> None:
+def test_a_grown_recording_is_replaced(tmp_path: Path) -> None:
     job = tmp_path / "job"
     shutil.copytree(RECORDING, job)
     segment = next(job.rglob("*.cpf"))
@@ -96,9 +96,7 @@ def test_a_recording_that_grows_is_replaced(tmp_path: Path) -> None:
     assert take(db, job)[0].replaced == 1 and count_jobs(db) == 1
 
 
-def test_while_it_is_watched_a_recording_is_read_when_it_has_grown_by_a_quarter(
-    tmp_path: Path,
-) -> None:
+def test_a_watched_recording_is_reread_after_growing_by_a_quarter(tmp_path: Path) -> None:
     job = tmp_path / "job"
     shutil.copytree(RECORDING, job)
     db = tmp_path / "fleet.db"
@@ -118,7 +116,7 @@ def test_while_it_is_watched_a_recording_is_read_when_it_has_grown_by_a_quarter(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_broken_run_stops_no_other(tmp_path: Path, jobs: int) -> None:
+def test_a_broken_run_does_not_stop_the_other_runs(tmp_path: Path, jobs: int) -> None:
     runs = tmp_path / "runs"
     good = write_report(runs / "a.json")
     broken = write_report(runs / "b.json", 2)
@@ -137,7 +135,7 @@ def test_a_broken_run_stops_no_other(tmp_path: Path, jobs: int) -> None:
     assert good.exists() and count_jobs(db) == 2
 
 
-def test_a_job_whose_report_breaks_keeps_its_entry(tmp_path: Path) -> None:
+def test_a_job_keeps_its_entry_when_its_report_breaks(tmp_path: Path) -> None:
     db = tmp_path / "fleet.db"
     report = write_report(tmp_path / "runs/a.json")
     take(db, report.parent)
@@ -154,7 +152,7 @@ def kill_some(run_: Run) -> str:
     return run_.path.name
 
 
-def test_a_run_that_kills_its_process_stops_no_other() -> None:
+def test_a_killed_reader_process_does_not_stop_the_other_runs() -> None:
     runs = [Run(Path(name), "", 0, 0.0, 0, True) for name in "abcdef"]
     results = {run_.path.name: result for run_, result in read_in_processes(kill_some, runs, 2)}
     assert "was killed" in str(results.pop("c"))

@@ -32,7 +32,7 @@ def test_causes_and_nodes_add_up_to_the_job(name: str) -> None:
     assert sum(node.ranks for node in entry.node_times) == entry.ranks == report.rank_count
 
 
-def test_a_stored_report_gives_the_entry_of_its_recording(tmp_path: Path) -> None:
+def test_a_stored_report_gives_the_same_entry_as_its_recording(tmp_path: Path) -> None:
     report = analyze(RECORDING)
     path = tmp_path / "report.json"
     path.write_text(Json().render(report))
@@ -41,7 +41,7 @@ def test_a_stored_report_gives_the_entry_of_its_recording(tmp_path: Path) -> Non
     assert direct.recordings and direct.key == stored.key
 
 
-def test_another_recording_is_another_job() -> None:
+def test_another_recording_gives_another_job_key() -> None:
     plain = reports.make_clean_report()
     keys = {
         build_job_entry(replace(plain, title=title, fingerprint=likeness), CAUSES).key
@@ -80,7 +80,7 @@ def job_of(*ranks: RankLedger) -> Report:
     )
 
 
-def test_a_culprit_costs_a_hundredth_of_the_job_and_twice_the_mean() -> None:
+def test_a_culprit_node_exceeds_both_percent_and_mean_thresholds() -> None:
     """400 s in steps: 1 % are 4 s. 10, 1, 1, 0 s: the mean is 3, twice that 6."""
     ranks = [ledger(at, name, s) for at, (name, s) in enumerate(zip("abcd", (10, 1, 1, 0)))]
     nodes = build_job_entry(job_of(*ranks), CAUSES).node_times
@@ -98,13 +98,13 @@ def test_a_culprit_costs_a_hundredth_of_the_job_and_twice_the_mean() -> None:
         ((10, 10, 10, 10), "all alike"),
     ],
 )
-def test_a_node_that_is_hardly_worse_is_no_culprit(caused_s: tuple[int, ...], why: str) -> None:
+def test_a_slightly_worse_node_is_not_a_culprit(caused_s: tuple[int, ...], why: str) -> None:
     ranks = [ledger(at, name, s) for at, (name, s) in enumerate(zip("abcd", caused_s))]
     nodes = build_job_entry(job_of(*ranks), CAUSES).node_times
     assert not any(node.is_culprit or node.is_tested for node in nodes), why
 
 
-def test_only_causes_that_a_bad_node_can_have_make_a_culprit() -> None:
+def test_only_node_related_causes_make_a_culprit() -> None:
     """Decoding takes long wherever the job runs; slow clocks are the node's."""
     assert (
         CAUSES["device-throttled"].can_be_node_fault
@@ -114,12 +114,12 @@ def test_only_causes_that_a_bad_node_can_have_make_a_culprit() -> None:
     assert not any(n.is_culprit for n in build_job_entry(job_of(*ranks), CAUSES).node_times)
 
 
-def test_a_job_on_one_node_tells_nothing_about_it() -> None:
+def test_a_single_node_job_is_not_tested_for_culprits() -> None:
     (node,) = build_job_entry(job_of(ledger(0, "a", 50)), CAUSES).node_times
     assert not node.is_culprit and not node.is_tested
 
 
-def test_user_and_account_are_those_of_the_resource_manager() -> None:
+def test_user_and_account_come_from_the_resource_manager() -> None:
     plain = reports.make_clean_report()
     facts = JobFacts(2, 2, 1.0, name="77", user="ada", account="vision")
     entry = build_job_entry(replace(plain, job=facts), CAUSES, "root of the files")
@@ -128,7 +128,7 @@ def test_user_and_account_are_those_of_the_resource_manager() -> None:
     assert (entry.user, entry.account) == ("ben", "")
 
 
-def test_weeks_are_those_of_iso_8601_in_utc() -> None:
+def test_weeks_follow_iso_8601_in_utc() -> None:
     entry = build_job_entry(reports.make_clean_report(), CAUSES)
     new_year_s = 1_767_225_600  # Thursday, 1 January 2026: week 1
     assert replace(entry, started_ns=new_year_s * S).week == "2026-W01"
@@ -155,7 +155,7 @@ def finding(cause: str, *culprits: Culprit) -> Finding:
     return Finding(CAUSES[cause], 9 * S, 0.1, None, 0.9, "A", False, False, culprits)
 
 
-def test_a_path_is_one_mount_and_a_disk_belongs_to_its_node() -> None:
+def test_mounts_are_shared_by_path_and_disks_belong_to_nodes() -> None:
     report = replace(
         reports.make_clean_report(),
         findings=(

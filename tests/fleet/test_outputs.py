@@ -34,7 +34,7 @@ def make_fleet(folder: Path) -> FleetSummary:
     return summarize(folder, *jobs, price=Price(36, "EUR"))
 
 
-def test_the_terminal_shows_what_an_operator_asks(tmp_path: Path) -> None:
+def test_the_text_shows_losses_causes_nodes_and_prices(tmp_path: Path) -> None:
     """12 jobs of 8 ranks: 30 s on each of 4 nodes, 40 more in 8 jobs: 1,760 of 8,640 s.
 
     36 an hour is 1 for 100 s.
@@ -55,7 +55,7 @@ def test_the_terminal_shows_what_an_operator_asks(tmp_path: Path) -> None:
     assert "\x1b[1m" in render_fleet_text(build_fleet_document(make_fleet(tmp_path)), 80, True)
 
 
-def test_markdown_has_whole_tables(tmp_path: Path) -> None:
+def test_markdown_tables_have_equal_column_counts(tmp_path: Path) -> None:
     text = render_fleet_markdown(build_fleet_document(make_fleet(tmp_path)))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert "| bad3 | leaf-3 | 12 | 40.0 | 11.3 | 9.33 | 8 of 8 | 6.1e-05 |" in tables
@@ -65,7 +65,7 @@ def test_markdown_has_whole_tables(tmp_path: Path) -> None:
         assert len({line.count("|") for line in tables[begin : end - 1]}) == 1
 
 
-def test_json_keeps_nanoseconds(tmp_path: Path) -> None:
+def test_json_sums_keep_nanoseconds(tmp_path: Path) -> None:
     document = json.loads(render_fleet_json(make_fleet(tmp_path)))
     assert document["format"] == "clusterprof-fleet" and document["schema_version"] == 1
     assert document["sums"]["lost_ns"] == 1760 * S
@@ -78,7 +78,7 @@ def test_json_keeps_nanoseconds(tmp_path: Path) -> None:
     }
 
 
-def test_bounds_and_emulated_devices_are_said(tmp_path: Path) -> None:
+def test_the_text_mentions_upper_bounds_and_emulated_devices(tmp_path: Path) -> None:
     summary = summarize(
         tmp_path,
         make_entry(1, ["a"], is_emulated=True),
@@ -91,7 +91,7 @@ def test_bounds_and_emulated_devices_are_said(tmp_path: Path) -> None:
     assert "2 jobs without a price" in words
 
 
-def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
+def test_an_empty_ledger_is_rendered_in_every_format(tmp_path: Path) -> None:
     summary = summarize(tmp_path)
     text = render_fleet_text(build_fleet_document(summary), 80)
     assert "0 jobs on 0 nodes" in text and "No job in the ledger matches the filter" in text
@@ -100,7 +100,7 @@ def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
-def test_hostile_names_control_nothing(tmp_path: Path, form: str) -> None:
+def test_hostile_names_emit_no_control_characters(tmp_path: Path, form: str) -> None:
     """They are written into the database as they are, as another program could do."""
     names = HOSTILE[:40]
     entries = [

@@ -35,7 +35,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_csv_has_a_file_per_table(tmp_path: Path) -> None:
+def test_csv_export_writes_a_file_per_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(tmp_path, "csv", out)
     assert sorted(path.name for path in out.iterdir()) == sorted(
@@ -56,13 +56,13 @@ def test_csv_has_a_file_per_table(tmp_path: Path) -> None:
     assert {row["resource"] for row in read_csv(out / "culprits.csv")} == {"/data", ""}
 
 
-def test_one_table_goes_to_standard_output(tmp_path: Path) -> None:
+def test_a_single_table_is_written_to_stdout(tmp_path: Path) -> None:
     text = export(tmp_path, "csv", None, "nodes", is_folder=False).decode()
     assert text.splitlines()[0].startswith("job,node,switch,ranks,window_ns")
     assert len(text.splitlines()) == 4
 
 
-def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
+def test_parquet_export_has_the_rows_of_the_ledger(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     export(tmp_path, "parquet", tmp_path / "out")
     jobs = parquet.read_table(tmp_path / "out/jobs.parquet").to_pylist()
@@ -72,7 +72,7 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
     assert sum(node["lost_ns"] for node in nodes) == 130 * S
 
 
-def test_mistakes_are_said(tmp_path: Path) -> None:
+def test_unknown_tables_and_a_missing_folder_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown table 'job'; did you mean 'jobs'"):
         export(tmp_path, "csv", tmp_path / "out", "job")
     with pytest.raises(UsageError, match="4 tables need a folder"):

@@ -49,7 +49,7 @@ def test_the_page_has_every_table_and_no_script(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_ledger_has_a_page(tmp_path: Path) -> None:
+def test_an_empty_ledger_renders_a_page(tmp_path: Path) -> None:
     html = render_fleet_page(summarize(tmp_path))
     assert (
         "No job in the ledger matches the filter" in html
@@ -57,7 +57,7 @@ def test_an_empty_ledger_has_a_page(tmp_path: Path) -> None:
     )
 
 
-def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_in_their_cells(tmp_path: Path) -> None:
     def render(number: int, name: str) -> str:
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -82,7 +82,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.long
 @pytest.mark.skipif(find_chromium() is None, reason=f"no browser: none of {', '.join(NAMES)}")
 @pytest.mark.parametrize("width", [480, 1440])
-def test_the_page_fits_a_window(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_the_page_fits_a_browser_window(browser: Browser, tmp_path: Path, width: int) -> None:
     file = tmp_path / "fleet.html"
     file.write_text(render_fleet_page(make_fleet(tmp_path)), encoding="ascii")
     browser.open(file, width=width, wait=False)

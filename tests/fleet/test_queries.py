@@ -33,7 +33,7 @@ def summarize(folder: Path, *entries: JobEntry, **options: object) -> FleetSumma
         return summarize_ledger(ledger, **options)  # type: ignore[arg-type]
 
 
-def test_every_table_has_the_same_sum(tmp_path: Path) -> None:
+def test_every_table_has_the_same_total(tmp_path: Path) -> None:
     entries = [
         make_entry(1, ["a", "b"], ["b"]),
         make_entry(2, ["b", "c", "d"], user="ben", started_ns=MONDAY_NS + WEEK_NS),
@@ -93,7 +93,7 @@ def test_sums_beyond_63_bits_are_exact(tmp_path: Path) -> None:
     assert summary.weeks[0].sums.outside_ns == 3 * huge
 
 
-def test_money_is_the_price_of_each_job(tmp_path: Path) -> None:
+def test_cost_uses_the_price_of_each_job(tmp_path: Path) -> None:
     """A job on one node loses 30 s: 30 / 3600 h times 120 an hour is 1."""
     with ledger_of(tmp_path, make_entry(1, ["a"]), price=Price(120, "EUR")) as ledger:
         ledger.put(make_entry(2, ["a"]), Source("2", "1", 1), Price(240, "EUR"))
@@ -107,7 +107,7 @@ def test_money_is_the_price_of_each_job(tmp_path: Path) -> None:
         assert summarize_ledger(ledger).sums.lost_cost is None  # dollars and euros do not add up
 
 
-def test_choices(tmp_path: Path) -> None:
+def test_filters_select_jobs_and_keep_the_sums(tmp_path: Path) -> None:
     entries = [
         make_entry(1, ["a", "b"], ["b"]),
         make_entry(2, ["b", "c"], user="ben", started_ns=MONDAY_NS + WEEK_NS),
@@ -151,7 +151,7 @@ def test_a_lemon_has_the_p_value_of_its_jobs(tmp_path: Path) -> None:
     assert facts.devices == (("GPU-1", 8 * 40 * S), ("GPU-0", 8 * 20 * S))
 
 
-def test_a_few_jobs_make_no_lemon(tmp_path: Path) -> None:
+def test_a_node_is_not_a_lemon_after_a_few_jobs(tmp_path: Path) -> None:
     """Two of two jobs: p = 1/16, times 4 nodes."""
     entries = [make_entry(number, ["a", "b", "c", "d"], ["b"]) for number in range(2)]
     summary = summarize(tmp_path, *entries)
@@ -169,7 +169,7 @@ def draw_jobs(seed: int, jobs: int, draw_culprit: object) -> list[JobEntry]:
     return entries
 
 
-def test_chance_makes_no_lemons(tmp_path: Path) -> None:
+def test_random_culprits_are_not_reported_as_lemons(tmp_path: Path) -> None:
     """20 fleets whose nodes are culprits equally often: at 1 % there may be one false lemon."""
 
     def draw(chance: random.Random, members: list[str]) -> str | None:
@@ -183,7 +183,7 @@ def test_chance_makes_no_lemons(tmp_path: Path) -> None:
     assert false <= 1
 
 
-def test_a_node_that_always_has_rank_0_is_no_lemon(tmp_path: Path) -> None:
+def test_a_node_always_holding_rank_0_is_not_a_lemon(tmp_path: Path) -> None:
     """Names are sorted, so n00 always comes first; rank 0 saves, and is slow in most jobs."""
 
     def draw(chance: random.Random, members: list[str]) -> str | None:
@@ -205,7 +205,7 @@ def test_lemons_are_found_among_many_jobs(tmp_path: Path) -> None:
     assert [lemon.node for lemon in summary.lemons] == ["n07"]
 
 
-def test_idle_jobs_come_first(tmp_path: Path) -> None:
+def test_jobs_without_steps_are_listed_first(tmp_path: Path) -> None:
     empty = replace(
         make_entry(2, ["a"], user="ben"),
         **dict.fromkeys(("in_step_ns", "productive_ns", "lost_ns", "steps"), 0),
@@ -226,7 +226,7 @@ def test_an_empty_ledger_has_empty_tables(tmp_path: Path) -> None:
     assert summary.first_ns is None and summary.nodes == () and summary.weeks == ()
 
 
-def test_dates() -> None:
+def test_dates_are_parsed_and_invalid_dates_refused() -> None:
     assert parse_date("2026-01-05", "--since") == MONDAY_NS
     assert parse_date("2026-01-05T01:00+01:00", "--since") == MONDAY_NS
     for text in ("", "yesterday", "2026-13-01", "99999-01-01"):

@@ -34,7 +34,7 @@ def slower() -> Comparison:
     return compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
 
 
-def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
+def test_the_changed_cause_comes_first_and_parts_sum_up() -> None:
     slower_run = slower()
     assert slower_run.step.significance == "more"
     assert slower_run.step.difference_ns == pytest.approx(10 * MS, rel=0.05)
@@ -55,7 +55,7 @@ def test_the_cause_that_changed_comes_first_and_parts_add_up() -> None:
     assert slower_run.verdict is not None and slower_run.verdict.exit_code == 3
 
 
-def test_runs_that_are_alike_are_the_same() -> None:
+def test_similar_runs_show_no_change_beyond_chance() -> None:
     before, after = (
         make_run(name, draw_step_lengths(200, seed=seed), storage=0.05, started=seed)
         for seed, name in ((1, "before"), (2, "after"))
@@ -69,7 +69,7 @@ def test_runs_that_are_alike_are_the_same() -> None:
     assert comparison.verdict is None
 
 
-def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
+def test_a_faster_kernel_does_not_count_as_more_waiting() -> None:
     before = make_run("before", draw_step_lengths(100, 100.0, 0.01, 1), storage=0.1, started=1)
     after = make_run("after", draw_step_lengths(100, 90.0, 0.01, 2), storage=1 / 9, started=2)
     comparison = compare_runs(before, after, [], Policy())
@@ -78,7 +78,7 @@ def test_a_faster_kernel_is_no_cause_of_waiting() -> None:
     assert storage.significance == "within chance"  # 10 ms in both, though its share rose
 
 
-def test_unlike_runs_are_shown_and_marked() -> None:
+def test_unlike_runs_are_compared_with_a_warning() -> None:
     before, after = make_run("before", started=1, batch_size=64.0), make_run("after", started=2)
     comparison = compare_runs(before, after, [parse_change("step.p50_ns: +5%")], Policy())
     printed = "Caution: the runs differ in batch-size, see below."
@@ -96,7 +96,7 @@ def test_runs_without_steps_cannot_be_compared() -> None:
     assert {row.significance for row in rows if row.high_ns is None} <= {"cannot tell", "the same"}
 
 
-def test_text_fits_80_columns_and_leads_with_what_changed() -> None:
+def test_text_fits_80_columns_and_begins_with_the_changed_cause() -> None:
     text = render_comparison_text(slower(), 80)
     table = text.split("\ngate ")[0].splitlines()
     assert all(len(line) <= 80 for line in table)
@@ -154,11 +154,11 @@ def by_hand() -> Comparison:
     return Comparison(make_run("before"), make_run("after"), step, rows, (), (), None)
 
 
-def test_the_whole_of_what_a_terminal_shows() -> None:
+def test_the_comparison_text_matches_the_expected_output() -> None:
     assert render_comparison_text(by_hand(), 80) == WHOLE
 
 
-def test_columns_of_large_numbers_stay_apart() -> None:
+def test_columns_of_large_numbers_stay_separated() -> None:
     step = ComparisonRow(
         "a step", "", 1622.24 * MS, 43.69 * MS, -1578.55 * MS, -1794.78 * MS, -1362.32 * MS, "less"
     )
@@ -171,7 +171,7 @@ def test_columns_of_large_numbers_stay_apart() -> None:
     ]
 
 
-def test_only_words_that_are_there_are_explained() -> None:
+def test_the_legend_explains_only_words_in_use() -> None:
     result = by_hand()
     assert write_legend(dataclasses.replace(result, rows=())) == (
         "more, less: beyond what chance explains."
@@ -182,7 +182,7 @@ def test_only_words_that_are_there_are_explained() -> None:
     )
 
 
-def test_markdown_and_json_say_the_same() -> None:
+def test_markdown_and_json_show_the_same_numbers() -> None:
     slower_run = slower()
     lines = render_comparison_markdown(slower_run).splitlines()
     assert lines[:2] == ["<!-- clusterprof:compare -->", "### clusterprof: what changed"]
@@ -195,7 +195,7 @@ def test_markdown_and_json_say_the_same() -> None:
     assert parts == pytest.approx(document["step"]["difference_ns"])
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped() -> None:
     slower_run = slower()
     for text in HOSTILE[::3]:
         row = dataclasses.replace(slower_run.rows[0], name=text, title=text, culprit=text)

@@ -56,7 +56,9 @@ def with_metric(metric: Metric) -> Report:
         (["gpu.busy_ratio >= 99%", "gpu.sm_active >= 1%"], 3, ["fail", "cannot tell"]),
     ],
 )
-def test_rules_on_a_good_recording(rules: list[str], exit_code: int, outcomes: list[str]) -> None:
+def test_rules_are_decided_on_a_good_recording(
+    rules: list[str], exit_code: int, outcomes: list[str]
+) -> None:
     judged = verdict(make_storage_report(), *rules)
     assert (judged.exit_code, [r.outcome for r in judged.results]) == (exit_code, outcomes)
 
@@ -84,11 +86,13 @@ def test_rules_on_a_good_recording(rules: list[str], exit_code: int, outcomes: l
         ("gpu.busy_ratio == 80%", "cannot tell"),
     ],
 )
-def test_a_bound_decides_only_what_it_can(rule: str, outcome: Outcome) -> None:
+def test_an_upper_bound_decides_only_rules_implied_by_the_bound(
+    rule: str, outcome: Outcome
+) -> None:
     assert verdict(make_upper_bound_report(), rule).results[0].outcome == outcome
 
 
-def test_whole_output_of_a_failed_gate() -> None:
+def test_a_failed_gate_prints_the_expected_lines() -> None:
     rules = ("gpu.busy_ratio >= 70%", "stall.storage <= 36%", "gpu.sm_active >= 50%")
     assert verdict(make_storage_report(), *rules).lines == (
         "gate FAILED: 1 of 3 rules",
@@ -99,7 +103,7 @@ def test_whole_output_of_a_failed_gate() -> None:
     )
 
 
-def test_whole_output_of_a_gate_that_cannot_tell() -> None:
+def test_an_undecided_gate_prints_the_expected_lines() -> None:
     assert verdict(make_damaged_report(), "gpu.busy_ratio >= 50%").lines == (
         "gate CANNOT TELL: 1 of 1 rule · EMULATED accelerators",
         "  ????  gpu.busy_ratio >= 50.0 %                cannot tell: is 60.0 %,"
@@ -130,7 +134,7 @@ def test_a_difference_below_the_rounding_is_shown() -> None:
         ("gpu.busy >= 69%", "cannot tell"),
     ],
 )
-def test_what_is_unattributed_may_be_what_a_rule_forbids(rule: str, outcome: Outcome) -> None:
+def test_unattributed_time_can_leave_a_cause_rule_undecided(rule: str, outcome: Outcome) -> None:
     good = make_clean_report()
     metrics = (Metric("stall.storage_ratio", 0.1, "ratio"), Metric("gpu.busy_ratio", None, "ratio"))
     report = dataclasses.replace(
@@ -175,12 +179,12 @@ def poor_reports() -> dict[str, Report]:
     }
 
 
-def test_the_good_report_behind_them_passes() -> None:
+def test_the_clean_report_passes() -> None:
     assert verdict(make_clean_report(), *EASY).exit_code == 0
 
 
 @pytest.mark.parametrize("name", poor_reports())
-def test_nothing_poor_ever_passes(name: str) -> None:
+def test_poor_reports_never_pass(name: str) -> None:
     report = poor_reports()[name]
     rules = [rule for rule in EASY if rule.split()[0] != "stall.storage" or len(report.metrics) > 1]
     judged = verdict(report, *rules)
@@ -189,7 +193,7 @@ def test_nothing_poor_ever_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize(("word", "code"), [("fail", 4), ("warn", 0), ("pass", 0)])
-def test_an_undecided_rule_may_be_let_through(word: str, code: int) -> None:
+def test_the_policy_can_accept_undecided_rules(word: str, code: int) -> None:
     policy = Policy(on_inconclusive=word)  # type: ignore[arg-type]
     judged = verdict(make_damaged_report(), "gpu.busy_ratio >= 50%", policy=policy)
     assert (judged.exit_code, judged.outcome) == (code, "cannot tell")
@@ -199,7 +203,7 @@ def test_an_undecided_rule_may_be_let_through(word: str, code: int) -> None:
     assert verdict(make_storage_report(), "gpu.busy >= 99%", policy=policy).exit_code == 3
 
 
-def test_the_policy_decides_what_is_enough() -> None:
+def test_the_policy_sets_the_preconditions_of_a_verdict() -> None:
     lenient = Policy(
         min_steps=90, min_coverage_ratio=0.83, max_damaged_bytes=123_456, max_dropped_spans=17
     )
@@ -237,19 +241,19 @@ def test_the_policy_decides_what_is_enough() -> None:
         ("zzz >= 1", "unknown metric 'zzz'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(rule: str, message: str) -> None:
+def test_an_invalid_rule_is_a_usage_error(rule: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         verdict(make_storage_report(), rule)
     assert message in caught.value.message
     assert caught.value.exit_code == 2
 
 
-def test_a_gate_without_rules_is_a_mistake() -> None:
+def test_a_gate_without_rules_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no rules"):
         verdict(make_storage_report())
 
 
-def test_a_stem_that_two_metrics_share_is_refused() -> None:
+def test_an_ambiguous_metric_stem_is_refused() -> None:
     metrics = (Metric("x.y_ratio", 0.1, "ratio"), Metric("x.y_ns", 1.0, "ns"))
     with pytest.raises(UsageError, match=r"did you mean x\.y_ratio or x\.y_ns"):
         verdict(dataclasses.replace(make_clean_report(), metrics=metrics), "x.y <= 1")
@@ -262,7 +266,7 @@ def test_a_metric_is_found_by_name_and_stem(name: str) -> None:
         assert verdict(report, f"{written}<=7%").results[0].metric == name
 
 
-def test_seven_percent_is_seven_percent() -> None:
+def test_percent_limits_are_compared_exactly() -> None:
     """0.01 * 7 is 0.07000000000000001: a limit must not let 7.000000000000001 % pass."""
     judged = verdict(with_metric(Metric("stall.cpu_ratio", 0.07, "ratio")), "stall.cpu < 7%")
     assert judged.exit_code == 3

@@ -178,13 +178,13 @@ def broken() -> Iterator[tuple[str, bytes]]:
         yield f"{path} gone", json.dumps(parsed).encode()
 
 
-def test_the_run_behind_them_passes(tmp_path: Path) -> None:
+def test_the_unmodified_run_passes(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(document()))
     assert passes(path)
 
 
-def test_nothing_broken_short_or_of_another_schema_passes(tmp_path: Path) -> None:
+def test_broken_short_and_foreign_schema_reports_never_pass(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     tried = 0
     for name, data in broken():
@@ -203,7 +203,7 @@ def json_equal(data: bytes) -> bool:
         return False
 
 
-def test_nothing_swapped_passes() -> None:
+def test_swapped_or_duplicated_runs_never_pass() -> None:
     now, before = candidate(), baseline()
     swapped = {
         "baseline and candidate": (before, now),

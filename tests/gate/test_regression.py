@@ -53,7 +53,7 @@ def times(ms: float, seed: int, title: str = "run", started: int = 2, **facts: o
         (110.0, "warn: step.p50_ns: +5%", "fail"),
     ],
 )
-def test_times_of_steps(ms: float, rule: str, outcome: str) -> None:
+def test_step_time_changes_are_decided_beyond_chance(ms: float, rule: str, outcome: str) -> None:
     # 100 steps with 1 % of chance: the median is known to about 0.13 %, a difference to 0.18 %
     assert result(times(ms, 1), times(100.0, 2, started=1), rule=rule).outcome == outcome
 
@@ -71,12 +71,14 @@ def test_times_of_steps(ms: float, rule: str, outcome: str) -> None:
         (0.06, "stall.storage_ratio: +50%", "pass"),
     ],
 )
-def test_shares_of_causes(storage: float, rule: str, outcome: str) -> None:
+def test_cause_share_changes_are_decided_beyond_chance(
+    storage: float, rule: str, outcome: str
+) -> None:
     now, before = make_run("now", storage=storage, started=2), make_run("before", storage=0.05)
     assert result(now, before, rule=rule).outcome == outcome
 
 
-def test_whole_output_of_a_regression() -> None:
+def test_a_regression_prints_the_change_and_its_interval() -> None:
     judged = verdict(times(110.0, 1), times(100.0, 2, started=1), rule="step.p50_ns: +5%")
     moved = judged.results[0].change
     assert moved is not None
@@ -92,7 +94,7 @@ def test_whole_output_of_a_regression() -> None:
     assert judged.lines[1].endswith(" on are detected in 95 % of runs")
 
 
-def test_an_undecided_rule_says_how_many_steps_would_do() -> None:
+def test_an_undecided_rule_states_the_number_of_steps_needed() -> None:
     now = make_run("now", draw_step_lengths(30, 107.0, 0.05, 1), started=2)
     before = make_run("before", draw_step_lengths(30, 100.0, 0.05, 2))
     rank_result = result(now, before, rule="step.mean_ns: +5%")
@@ -108,7 +110,7 @@ def test_an_undecided_rule_says_how_many_steps_would_do() -> None:
     assert result(now, before, rule="step.mean_ns: +5%").outcome == "fail"
 
 
-def test_more_baselines_are_asked_for_when_steps_do_not_help() -> None:
+def test_more_baselines_are_requested_when_steps_cannot_decide() -> None:
     rough = Policy(between_runs_ratio=0.02)
     rank_result = result(
         times(103.0, 1), times(100.0, 2, started=1), rule="step.p50_ns: +5%", policy=rough
@@ -134,7 +136,7 @@ def test_baselines_that_differ_widen_the_interval() -> None:
     assert result(now, *apart, rule="step.p50_ns: +2%").outcome == "cannot tell"
 
 
-def test_the_arithmetic_of_a_difference() -> None:
+def test_differences_of_runs_are_computed_with_their_interval() -> None:
     # differences 3 - mean(1, 2) = 1.5; prior 0.5 with the weight of 6 runs, one more from two
     # baselines whose squares about their mean are 0.5: (6 * 0.25 + 0.5) / 7 = 2 / 7 between runs
     ours, theirs = [Sample(3.0, 0.04, 50)], [Sample(1.0, 0.0, 60), Sample(2.0, 0.0, 70)]
@@ -150,12 +152,12 @@ def test_the_arithmetic_of_a_difference() -> None:
     )
 
 
-def test_students_quantiles_are_those_of_the_tables() -> None:
+def test_student_t_quantiles_match_published_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 6: 2.447, 7: 2.365, 10: 2.228, 30: 2.042}
     assert {n: round(compute_t_quantile(n), 3) for n in table} == table
 
 
-def test_a_value_drawn_anew_varies_as_theory_says() -> None:
+def test_resampled_values_vary_with_the_theoretical_standard_error() -> None:
     # the mean of 100 independent steps with 5 % of chance is known to 5 % / 10 = 0.5 %
     values = [
         sample_metric("step.mean_ns", make_run(steps=draw_step_lengths(100, 100.0, 0.05, i)).steps)
@@ -167,7 +169,7 @@ def test_a_value_drawn_anew_varies_as_theory_says() -> None:
     assert sample_metric("recorder.cpu_ratio", make_run().steps) is None
 
 
-def test_neighbours_that_resemble_each_other_say_less() -> None:
+def test_autocorrelated_steps_widen_the_resampled_spread() -> None:
     random = np.random.default_rng(3)
     slow, x = [], 0.0
     for step in random.standard_normal(400):
@@ -179,7 +181,7 @@ def test_neighbours_that_resemble_each_other_say_less() -> None:
     assert drawn[0].std() > 1.5 * drawn[1].std()
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_contains_the_true_change_at_its_stated_rate() -> None:
     held = 0
     for seed in range(30):
         rank_result = result(
@@ -190,7 +192,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert held >= 26  # 95 % of 30 are 28.5
 
 
-def test_the_same_runs_give_the_same_verdict() -> None:
+def test_judging_the_same_runs_repeats_the_verdict() -> None:
     now, before = times(104.9, 1), times(100.0, 2, started=1)
     first = verdict(now, before, rule="step.p50_ns: +5%")
     assert all(verdict(now, before, rule="step.p50_ns: +5%") == first for _ in range(20))
@@ -208,7 +210,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("field", UNLIKE)
-def test_unlike_runs_are_refused_and_the_field_is_named(field: str) -> None:
+def test_unlike_runs_are_refused_with_the_differing_field(field: str) -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1, **UNLIKE[field])
     judged = verdict(now, before, rule="step.p50_ns: +5%")
     assert (judged.exit_code, judged.outcome) == (4, "cannot tell")
@@ -217,7 +219,7 @@ def test_unlike_runs_are_refused_and_the_field_is_named(field: str) -> None:
     assert verdict(now, before, rule="step.p50_ns: +5%", policy=allowed).exit_code == 0
 
 
-def test_what_differs_is_reported() -> None:
+def test_differences_between_runs_are_reported() -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1, batch_size=64.0, drivers=("570",))
     judged = verdict(now, before, rule="step.p50_ns: +5%")
     assert judged.unmet_preconditions == (
@@ -226,7 +228,7 @@ def test_what_differs_is_reported() -> None:
     assert judged.notes == ("baseline run: note: driver: 570 in the baseline, 580.1 now",)
 
 
-def test_runs_that_are_one_or_too_different_are_refused() -> None:
+def test_identical_or_incomparable_runs_are_refused() -> None:
     now, before = times(100.0, 1), times(100.0, 2, started=1)
     emulated = dataclasses.replace(before, emulated=True)
     long = make_run("long", draw_step_lengths(201), started=1)
@@ -248,7 +250,7 @@ def test_runs_that_are_one_or_too_different_are_refused() -> None:
         )
 
 
-def test_a_rule_on_a_number_is_judged_though_the_runs_are_unlike() -> None:
+def test_an_absolute_rule_is_judged_on_unlike_runs() -> None:
     rules = [parse_any_rule("gpu.busy_ratio >= 101%"), parse_any_rule("step.p50_ns: +5%")]
     verdicts = judge_runs(times(100.0, 1), rules, QUIET, (), [times(100.0, 2, started=1, nodes=9)])
     assert [item.outcome for item in verdicts.results] == ["fail", "cannot tell"]
@@ -288,13 +290,13 @@ def test_missing_numbers_leave_a_rule_undecided() -> None:
         ("step.q50: +5%", "unknown metric"),
     ],
 )
-def test_changes_that_cannot_be_meant_are_refused(rule: str, message: str) -> None:
+def test_invalid_change_rules_are_refused(rule: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         verdict(times(100.0, 1), times(100.0, 2, started=1), rule=rule)
     assert message in caught.value.message
 
 
-def test_rules_on_changes_and_baselines_need_each_other() -> None:
+def test_change_rules_and_baselines_require_each_other() -> None:
     with pytest.raises(UsageError, match="needs a run to compare with"):
         verdict(times(100.0, 1), rule="step.p50_ns: +5%")
     with pytest.raises(UsageError, match="no rule on a change"):

@@ -40,11 +40,11 @@ def verdict(*runs: Report, rules: tuple[str, ...], aggregate: str = "median") ->
         ("warn: a:+1.5 points", ChangeRule("a", "+", 0.015, "pt", "warn: a:+1.5 points", "warn")),
     ],
 )
-def test_rules_are_read(text: str, rule: Rule | ChangeRule) -> None:
+def test_rules_are_parsed(text: str, rule: Rule | ChangeRule) -> None:
     assert parse_any_rule(text) == rule
 
 
-def test_shorthands_are_rules() -> None:
+def test_shorthand_options_become_rules() -> None:
     assert parse_max_stall("storage=5%").metric == "stall.storage"
     assert (parse_max_stall("cpu-gc = 0.01").operator, parse_max_stall("cpu-gc=0.01").limit) == (
         "<=",
@@ -59,7 +59,7 @@ def test_shorthands_are_rules() -> None:
             parse_max_stall(wrong)
 
 
-def test_levels_decide_what_a_failure_means() -> None:
+def test_rule_levels_set_the_exit_code_of_a_failure() -> None:
     poor = make_run(storage=0.2)
     for rule, code, first in (
         ("lost.ratio <= 5%", 3, "gate FAILED: 1 of 2 rules"),
@@ -99,7 +99,7 @@ def of(*shares: float) -> list[Report]:
         ("gpu.busy_ratio >= 95%", "pessimistic", "fail"),
     ],
 )
-def test_several_runs_are_one(rule: str, aggregate: str, outcome: str) -> None:
+def test_values_of_repeated_runs_are_aggregated(rule: str, aggregate: str, outcome: str) -> None:
     judged = verdict(*of(0.01, 0.04, 0.09), rules=(rule,), aggregate=aggregate)
     assert judged.results[0].outcome == outcome
     assert judged.results[0].why.endswith(
@@ -109,12 +109,12 @@ def test_several_runs_are_one(rule: str, aggregate: str, outcome: str) -> None:
     )
 
 
-def test_of_an_even_number_the_worse_one_in_the_middle_counts() -> None:
+def test_an_even_number_of_runs_uses_the_worse_middle_value() -> None:
     judged = verdict(*of(0.01, 0.04, 0.06, 0.09), rules=("lost.ratio <= 5%",))
     assert judged.results[0].value == pytest.approx(0.06, rel=1e-3)
 
 
-def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
+def test_a_single_poor_run_leaves_the_aggregate_undecided() -> None:
     good, poor = of(0.01, 0.01)
     rank = dataclasses.replace(poor.ranks[0], coverage_ratio=0.5)
     poor = dataclasses.replace(poor, ranks=(rank, poor.ranks[1]))
@@ -124,7 +124,7 @@ def test_one_poor_run_of_several_is_a_doubt_of_all() -> None:
         assert judged.unmet_preconditions[0].startswith("run1: coverage: samples cover 50.0 %")
 
 
-def test_ranks_that_were_not_recorded_are_a_doubt() -> None:
+def test_unrecorded_ranks_leave_the_verdict_undecided() -> None:
     report = dataclasses.replace(make_run(), job=JobFacts(8, 2, 1.0))
     judged = verdict(report, rules=("gpu.busy_ratio >= 1%",))
     assert judged.exit_code == 4

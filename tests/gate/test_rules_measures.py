@@ -32,7 +32,7 @@ def test_percentiles_of_steps_lie_within_their_bin() -> None:
     assert value("step.p50", report) == 149 * MS
 
 
-def test_parts_of_a_run() -> None:
+def test_rules_can_name_parts_of_a_run() -> None:
     # 40 steps of 100 ms, two per stretch; the last four steps lose 40 % more
     report = make_run(steps=[100 * MS] * 40, storage=0.1)
     steps = report.steps
@@ -51,7 +51,7 @@ def test_parts_of_a_run() -> None:
     assert result(report, "lost.ratio.max <= 45%").outcome == "fail"
 
 
-def test_the_worst_and_the_best_rank() -> None:
+def test_rules_can_name_the_worst_and_the_best_rank() -> None:
     report = make_run(storage=0.1)
     first = report.ranks[0]
     more = first.lost_ns * 3
@@ -69,7 +69,7 @@ def test_the_worst_and_the_best_rank() -> None:
         value("gpu.busy_ratio.rank_max", report)
 
 
-def test_parts_that_are_not_known_say_why() -> None:
+def test_unavailable_parts_state_a_reason() -> None:
     short = make_run(steps=[100 * MS] * 10)
     assert (
         find_metric("lost.ratio.max", short, "").why_missing
@@ -85,7 +85,7 @@ def test_parts_that_are_not_known_say_why() -> None:
         value("data_wait.ratio.max", make_run())
 
 
-def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
+def test_unattributed_time_can_leave_a_part_rule_undecided() -> None:
     report = make_run(steps=[100 * MS] * 40, storage=0.1)
     steps = report.steps
     assert steps is not None
@@ -101,7 +101,7 @@ def test_what_is_unattributed_may_be_what_a_part_forbids() -> None:
     assert result(report, "stall.storage_ratio.max <= 5%").outcome == "fail"
 
 
-def test_worth_is_tested_by_name_and_says_when_it_is_missing() -> None:
+def test_cost_rules_are_judged_and_missing_costs_state_a_reason() -> None:
     report = make_run()
     rank_result = result(report, "cost.lost <= 5")
     assert (rank_result.outcome, rank_result.why[:26]) == (

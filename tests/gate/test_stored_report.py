@@ -46,7 +46,7 @@ def test_a_stored_report_gives_the_same_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_report_that_keeps_its_sums_is_read(name: str, tmp_path: Path) -> None:
+def test_every_consistent_report_is_loaded(name: str, tmp_path: Path) -> None:
     report = ALL[name]()
     back = load_report(stored(tmp_path / "report.json", report))
     assert back.metrics == report.metrics
@@ -64,7 +64,7 @@ def test_every_report_that_keeps_its_sums_is_read(name: str, tmp_path: Path) -> 
         ("{" * 100_000, "not a report of this version"),
     ],
 )
-def test_what_is_no_report_is_refused(text: str, printed: str, tmp_path: Path) -> None:
+def test_files_other_than_reports_are_refused(text: str, printed: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(NoRecording) as caught:
@@ -73,14 +73,14 @@ def test_what_is_no_report_is_refused(text: str, printed: str, tmp_path: Path) -
     assert caught.value.exit_code == 5
 
 
-def test_folders_and_missing_files_are_no_stored_reports(tmp_path: Path) -> None:
+def test_folders_and_missing_files_are_not_stored_reports(tmp_path: Path) -> None:
     assert not is_report(tmp_path)
     assert not is_report(tmp_path / "nothing.json")
     with pytest.raises(NoRecording, match="no such file"):
         load_report(tmp_path / "nothing.json")
 
 
-def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
     path = stored(tmp_path / "report.json", make_run())
     document = json.loads(path.read_text())
     document["history"] = {"stretches": 3}
@@ -89,7 +89,7 @@ def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     assert load_report(path).ranks == make_run().ranks
 
 
-def test_reports_of_older_versions_lack_keys_that_no_verdict_needs(tmp_path: Path) -> None:
+def test_older_reports_without_optional_keys_give_the_same_verdict(tmp_path: Path) -> None:
     path = stored(tmp_path / "report.json", make_run(storage=0.1))
     document = json.loads(path.read_text())
     for key in ("underfill", "worth", "tail", "history"):
@@ -122,7 +122,7 @@ def test_reports_of_older_versions_lack_keys_that_no_verdict_needs(tmp_path: Pat
         (("schema_version",), 2, "Invalid enum value 2 - at `$.schema_version`"),
     ],
 )
-def test_a_key_of_another_type_is_refused_by_its_place(
+def test_a_key_of_wrong_type_is_refused_with_its_path(
     place: tuple[str | int, ...], value: object, message: str, tmp_path: Path
 ) -> None:
     path = stored(tmp_path / "report.json", make_run())

@@ -9,7 +9,7 @@ from clusterprof_lab.scenario import CORPUS, SEVERITIES, load_corpus
 from clusterprof_lab.synth.simulate_faults import KINDS
 
 
-def test_there_are_45_faults_and_6_nulls() -> None:
+def test_the_corpus_has_45_faults_and_6_nulls() -> None:
     groups = Counter(scenario.group for scenario in load_corpus())
     assert groups == {
         "storage": 8,
@@ -22,7 +22,7 @@ def test_there_are_45_faults_and_6_nulls() -> None:
     }
 
 
-def test_every_scenario_says_what_it_must() -> None:
+def test_every_scenario_has_its_required_fields() -> None:
     for scenario in load_corpus():
         assert scenario.title and len(scenario.what) > 60, scenario.id
         assert scenario.synth is not None, scenario.id
@@ -41,7 +41,7 @@ def test_every_scenario_says_what_it_must() -> None:
         assert [high for _, high in lows[:2]] < [low for low, _ in lows[1:]], scenario.id
 
 
-def test_the_time_of_outside_faults_is_aimed_outside() -> None:
+def test_faults_outside_steps_aim_at_time_outside_steps() -> None:
     outside = {scenario.id for scenario in load_corpus() if scenario.wanted.outside_steps}
     assert outside == {"phase-startup", "phase-restart", "phase-hang"}
     assert outside == {
@@ -49,5 +49,5 @@ def test_the_time_of_outside_faults_is_aimed_outside() -> None:
     }
 
 
-def test_files_are_named_after_their_ids() -> None:
+def test_scenario_files_are_named_after_their_ids() -> None:
     assert [path.stem for path in sorted(CORPUS.glob("*.yaml"))] == [s.id for s in load_corpus()]

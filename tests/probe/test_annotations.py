@@ -44,7 +44,7 @@ def marked(run_dir: Path, code: str) -> Ring:
     return ring
 
 
-def test_nothing_happens_when_nobody_records() -> None:
+def test_annotations_do_nothing_without_a_recording() -> None:
     code = (
         "import clusterprof, sys\n"
         "with clusterprof.span('x'): clusterprof.step()\n"
@@ -55,7 +55,7 @@ def test_nothing_happens_when_nobody_records() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, b"[]\n", b"")
 
 
-def test_spans_carry_the_users_names(run_dir: Path) -> None:
+def test_spans_have_the_names_given_by_the_user(run_dir: Path) -> None:
     code = (
         "for name in ('augment', 'tokenise', 'augment'):\n"
         "    with clusterprof.span(name): clock[0] += 100"
@@ -70,14 +70,14 @@ def test_spans_carry_the_users_names(run_dir: Path) -> None:
     ]
 
 
-def test_a_span_ends_with_the_error_that_leaves_it(run_dir: Path) -> None:
+def test_a_span_ends_when_an_exception_leaves_the_block(run_dir: Path) -> None:
     code = (
         "try:\n    with clusterprof.span('x'): 1 // 0\nexcept ZeroDivisionError: clusterprof.step()"
     )
     assert [span.kind for span in marked(run_dir, code).spans] == [64, STEP]
 
 
-def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
+def test_spans_named_after_phases_have_the_phase_kind(run_dir: Path) -> None:
     names = ("data_wait", "h2d", "checkpoint", "forward", "backward", "collective", "eval")
     code = f"for name in {(*names, 'compile')}:\n    with clusterprof.span(name): pass"
     ring = marked(run_dir, code)
@@ -94,7 +94,7 @@ def test_names_of_phases_mean_their_kinds(run_dir: Path) -> None:
     ]
 
 
-def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
+def test_an_annotated_fetch_separates_cpu_time_from_waiting(run_dir: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); import clusterprof\n"
         "with clusterprof.span('fetch'):\n"
@@ -109,7 +109,7 @@ def test_a_fetch_of_ones_own_tells_cpu_time_from_waiting(run_dir: Path) -> None:
     assert 30_000_000 <= fetch.b + fetch.c <= fetch.end_ns - fetch.start_ns - 29_900_000
 
 
-def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
+def test_the_cpu_time_of_a_fetch_includes_the_current_tick(run_dir: Path) -> None:
     # Nobody but us reads the thread's clock inside a fetch, and each begins after a sleep: what
     # the thread used since its last scheduler tick, 0 to 4 of 10 ms, would else be missing.
     # As many rounds as take 10 ms of CPU, independent of other load.
@@ -136,7 +136,7 @@ def test_the_cpu_time_of_a_fetch_is_up_to_date(run_dir: Path) -> None:
     assert 0.95 * used <= sum(fetch.b + fetch.c for fetch in fetches) <= used + 10 * 1000
 
 
-def test_a_fetch_of_ones_own_tells_what_it_read_from_the_device(
+def test_an_annotated_fetch_records_bytes_read_from_the_device(
     run_dir: Path, tmp_path: Path
 ) -> None:
     # The truth is the same thread's own counter of the bytes that came from block devices.
@@ -162,20 +162,20 @@ def test_a_fetch_of_ones_own_tells_what_it_read_from_the_device(
     assert read >= 1 << 20
 
 
-def test_a_name_too_long_is_cut_between_characters(run_dir: Path) -> None:
+def test_a_long_span_name_is_cut_between_characters(run_dir: Path) -> None:
     ring = marked(run_dir, "with clusterprof.span('x' + 'ü' * 30): pass")
     # 48 bytes hold x and 23 characters of 2 bytes = 47; the 24th would end at byte 49.
     assert ring.names == {64: "x" + "ü" * 23}
 
 
-def test_there_is_room_for_64_names(run_dir: Path) -> None:
+def test_at_most_64_span_names_are_kept(run_dir: Path) -> None:
     code = "for i in range(70):\n    with clusterprof.span('name %d' % i): pass"
     ring = marked(run_dir, code)
     assert ring.names == {64 + i: f"name {i}" for i in range(64)}
     assert [span.kind for span in ring.spans] == list(range(64, 128))
 
 
-def test_marked_steps_join_end_to_end(run_dir: Path) -> None:
+def test_marked_steps_follow_each_other_without_gaps(run_dir: Path) -> None:
     code = (
         "probe.emit(1, 500, 600)\n"
         "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
@@ -189,13 +189,13 @@ def test_marked_steps_join_end_to_end(run_dir: Path) -> None:
     ]
 
 
-def test_the_first_mark_ends_no_step_whose_beginning_nobody_saw(run_dir: Path) -> None:
+def test_the_first_mark_without_a_known_start_ends_no_step(run_dir: Path) -> None:
     code = "for at in (2_000, 3_000):\n    clock[0] = at; clusterprof.step()"
     steps = marked(run_dir, code).of(STEP)
     assert [(s.start_ns, s.end_ns, s.a, s.b) for s in steps] == [(2_001, 3_001, 0, 1)]
 
 
-def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
+def test_after_the_first_mark_optimizers_do_not_end_steps(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
         "annotations.begin_first_step(1_500)\n"
@@ -210,7 +210,7 @@ def test_from_the_first_mark_on_optimizers_end_no_steps(run_dir: Path) -> None:
     ]
 
 
-def test_batches_end_steps_where_no_optimizer_steps(run_dir: Path) -> None:
+def test_batches_end_steps_without_an_optimizer(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
         "annotations.begin_first_step(1_000)\n"
@@ -225,7 +225,7 @@ def test_batches_end_steps_where_no_optimizer_steps(run_dir: Path) -> None:
     ]
 
 
-def test_another_loader_takes_over_when_the_first_is_asked_no_more(run_dir: Path) -> None:
+def test_a_second_loader_ends_steps_once_the_first_stops(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
         "annotations.begin_first_step(1_000)\n"
@@ -236,7 +236,7 @@ def test_another_loader_takes_over_when_the_first_is_asked_no_more(run_dir: Path
     assert [s.end_ns for s in steps] == [5_000, 10_000, 11_000]
 
 
-def test_an_optimizer_that_steps_ends_the_steps_instead_of_batches(run_dir: Path) -> None:
+def test_an_optimizer_step_replaces_batches_as_step_end(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
         "annotations.begin_first_step(1_000)\n"
@@ -263,7 +263,7 @@ def test_an_optimizer_that_steps_ends_the_steps_instead_of_batches(run_dir: Path
     ],
     ids=["evaluation", "worker", "framework", "another thread"],
 )
-def test_batches_that_train_nothing_end_no_steps(run_dir: Path, before: str) -> None:
+def test_batches_without_training_do_not_end_steps(run_dir: Path, before: str) -> None:
     code = (
         f"from _clusterprof_probe import annotations\n{before}\n"
         "annotations.begin_first_step(1_000)\n"
@@ -274,7 +274,7 @@ def test_batches_that_train_nothing_end_no_steps(run_dir: Path, before: str) -> 
     assert ring.of(STEP) == [] and len(ring.of(DATA_WAIT)) == 1
 
 
-def test_the_users_numbers_of_two_steps_are_recorded(run_dir: Path) -> None:
+def test_the_first_two_step_numbers_of_the_user_are_recorded(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
         "for number in (41, 42, 43):\n"
@@ -287,7 +287,7 @@ def test_the_users_numbers_of_two_steps_are_recorded(run_dir: Path) -> None:
     assert [s.end_ns for s in ring.of(27)] == [s.end_ns for s in ring.of(STEP)[:2]]
 
 
-def test_the_users_numbers_replace_those_of_the_optimizer(run_dir: Path) -> None:
+def test_step_numbers_of_the_user_replace_optimizer_numbers(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations; annotations.begin_first_step(500)\n"
         "annotations.note_job_step(8); annotations.finish_optimizer_step(1_000)\n"
@@ -298,7 +298,7 @@ def test_the_users_numbers_replace_those_of_the_optimizer(run_dir: Path) -> None
     assert [(s.a, s.b) for s in marked(run_dir, code).of(27)] == [(8, 0), (101, 1), (102, 2)]
 
 
-def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
+def test_a_probe_error_inside_annotations_does_not_affect_the_job(run_dir: Path) -> None:
     code = (
         "from _clusterprof_probe import annotations\n"
         "def fail(*arguments): raise SystemExit(3)\n"
@@ -312,7 +312,7 @@ def test_a_probe_that_fails_inside_them_is_not_seen(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     "number, error", [("SIGALRM", "TimeoutError"), ("SIGINT", "KeyboardInterrupt")]
 )
-def test_what_a_signal_of_the_job_raises_inside_us_is_the_jobs(
+def test_a_signal_exception_raised_inside_the_probe_reaches_the_job(
     run_dir: Path, number: str, error: str
 ) -> None:
     code = (

@@ -89,7 +89,7 @@ def run_probe(jobs: WarmJobs, tmp_path: Path) -> RunProbe:
     return run
 
 
-def test_a_window_holds_whole_steps(run_probe: RunProbe) -> None:
+def test_a_profiling_window_contains_complete_steps(run_probe: RunProbe) -> None:
     answer = run_probe("window = begin()\nrun_until(dive.TAKEN, window)")
     assert answer["reason"] == "" and 1 <= answer["steps"] <= 10
     assert answer["cost_ns"] > 0 and answer["begun_ns"] < answer["ended_ns"]
@@ -97,7 +97,7 @@ def test_a_window_holds_whole_steps(run_probe: RunProbe) -> None:
     assert names.count("aten::cumsum") == 3 * answer["steps"]
 
 
-def test_no_window_while_the_job_profiles_itself(run_probe: RunProbe) -> None:
+def test_a_job_that_profiles_itself_has_no_window(run_probe: RunProbe) -> None:
     code = """
 with torch.profiler.profile() as own:
     window = begin()
@@ -109,7 +109,7 @@ assert any(item.key == "aten::cumsum" for item in own.key_averages())
 
 
 @pytest.mark.parametrize("state", ["CALIBRATING", "RUNNING"])
-def test_a_window_gives_way_to_a_profiler_of_the_job(run_probe: RunProbe, state: str) -> None:
+def test_a_profiler_of_the_job_ends_the_window(run_probe: RunProbe, state: str) -> None:
     code = f"""
 dive.CALIBRATION_NS = 10**12
 with torch.profiler.profile():  # its modules are imported
@@ -127,7 +127,7 @@ assert count == 7, count
     assert answer["trace"] is None
 
 
-def test_a_fork_ends_the_window_and_it_begins_again(run_probe: RunProbe) -> None:
+def test_a_fork_restarts_the_profiling_window(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 run_until(dive.RUNNING, window)
@@ -141,7 +141,7 @@ run_until(dive.TAKEN, window)
     assert answer["reason"] == "" and answer["trace"] is not None
 
 
-def test_a_job_that_forks_in_each_window(run_probe: RunProbe) -> None:
+def test_forks_in_each_window_prevent_a_trace(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 while window.state != dive.TAKEN:
@@ -155,7 +155,7 @@ while window.state != dive.TAKEN:
     assert answer["trace"] is None
 
 
-def test_steps_with_too_many_events_are_left_alone(run_probe: RunProbe) -> None:
+def test_steps_with_too_many_events_are_not_profiled(run_probe: RunProbe) -> None:
     code = """
 dive.MAX_EVENTS = 50
 window = begin()
@@ -167,7 +167,7 @@ run_until(dive.TAKEN, window, 100)
     assert answer["trace"] is None
 
 
-def test_the_number_of_steps_follows_from_the_events(run_probe: RunProbe) -> None:
+def test_the_number_of_profiled_steps_depends_on_the_events(run_probe: RunProbe) -> None:
     code = """
 dive.AIMED_EVENTS = 13  # two steps of six: a cumsum calls aten::to
 window = begin()
@@ -177,7 +177,7 @@ run_until(dive.TAKEN, window)
     assert answer["steps"] == 2 and answer["events"] == 12
 
 
-def test_a_long_step_is_looked_at_where_it_marks_spans(run_probe: RunProbe) -> None:
+def test_a_long_step_is_calibrated_at_its_span_marks(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 step()
@@ -191,7 +191,7 @@ run_until(dive.TAKEN, window)
     assert run_probe(code)["reason"] == ""
 
 
-def test_a_step_much_longer_than_the_one_before_ends_the_window(run_probe: RunProbe) -> None:
+def test_a_much_longer_step_ends_the_window(run_probe: RunProbe) -> None:
     code = """
 window = begin()
 run_until(dive.RUNNING, window)
@@ -203,7 +203,7 @@ with clusterprof.span("part"):
     assert answer["reason"] == "a step took much longer than the one before it"
 
 
-def test_a_variable_of_another_profiler(run_probe: RunProbe) -> None:
+def test_a_variable_of_another_profiler_prevents_the_window(run_probe: RunProbe) -> None:
     answer = run_probe(
         "window = begin()\nrun_until(dive.TAKEN, window)", NSYS_PROFILING_SESSION_ID="7"
     )
@@ -221,7 +221,7 @@ window.save = lambda save=window.save: save() if window.state == dive.TAKEN else
     assert answer["reason"] == "the job ended within the window"
 
 
-def test_a_job_that_trains_in_another_thread_is_left_alone(run_probe: RunProbe) -> None:
+def test_a_job_that_trains_in_another_thread_is_not_profiled(run_probe: RunProbe) -> None:
     code = """
 import threading
 window = begin()

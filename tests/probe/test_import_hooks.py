@@ -40,17 +40,17 @@ def out(tmp_path: Path, code: str, path: Path) -> str:
     return result.stdout.decode().strip()
 
 
-def test_a_hook_runs_after_the_module_did(tmp_path: Path, folder: Path) -> None:
+def test_a_hook_runs_after_the_module_is_imported(tmp_path: Path, folder: Path) -> None:
     code = WATCH + "import wanted, box.inner; print(installed)"
     assert out(tmp_path, code, folder) == "[('wanted', 1), ('box.inner', 2)]"
 
 
-def test_a_module_that_is_already_there_is_hooked_at_once(tmp_path: Path, folder: Path) -> None:
+def test_an_already_imported_module_is_hooked_immediately(tmp_path: Path, folder: Path) -> None:
     code = "import wanted\n" + WATCH + "print(installed)"
     assert out(tmp_path, code, folder) == "[('wanted', 1)]"
 
 
-def test_the_module_looks_as_it_does_without_us(tmp_path: Path, folder: Path) -> None:
+def test_a_hooked_module_keeps_the_original_loader_and_spec(tmp_path: Path, folder: Path) -> None:
     code = WATCH + (
         "import wanted, importlib.machinery as machinery\n"
         "loader = wanted.__spec__.loader\n"
@@ -60,12 +60,12 @@ def test_the_module_looks_as_it_does_without_us(tmp_path: Path, folder: Path) ->
     assert out(tmp_path, code, folder) == "True True\n['name', 'path'] True True"
 
 
-def test_a_reload_is_hooked_again(tmp_path: Path, folder: Path) -> None:
+def test_a_reloaded_module_is_hooked_again(tmp_path: Path, folder: Path) -> None:
     code = WATCH + "import wanted, importlib; importlib.reload(wanted); print(len(installed))"
     assert out(tmp_path, code, folder) == "2"
 
 
-def test_looking_for_a_module_runs_nothing(tmp_path: Path, folder: Path) -> None:
+def test_find_spec_runs_no_module_or_hook(tmp_path: Path, folder: Path) -> None:
     code = WATCH + (
         "import importlib.util\n"
         "print(importlib.util.find_spec('wanted').name, importlib.util.find_spec('absent'))\n"
@@ -77,7 +77,7 @@ def test_looking_for_a_module_runs_nothing(tmp_path: Path, folder: Path) -> None
 @pytest.mark.skipif(
     job_python.get_python_version() < (3, 10), reason="zipimport has no exec_module: no hooks"
 )
-def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> None:
+def test_modules_that_share_a_loader_are_each_hooked(tmp_path: Path, folder: Path) -> None:
     archive = tmp_path / "modules.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in folder.rglob("*.py"):
@@ -86,7 +86,7 @@ def test_a_loader_shared_by_modules_hooks_each(tmp_path: Path, folder: Path) -> 
     assert out(tmp_path, code, archive) == "[('wanted', 1), ('box.inner', 2)] True"
 
 
-def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder: Path) -> None:
+def test_a_failed_import_looks_the_same_without_the_probe(tmp_path: Path, folder: Path) -> None:
     code = (
         "import_hooks.watch_imports([('broken', 'spy'), ('absent', 'spy')])\n"
         "import traceback\n"
@@ -112,7 +112,7 @@ def test_a_module_that_fails_fails_as_it_does_without_us(tmp_path: Path, folder:
         ("ZeroDivisionError", False),
     ],
 )
-def test_a_hook_that_cannot_is_noted(tmp_path: Path, folder: Path, error: str, on: bool) -> None:
+def test_a_failed_hook_is_noted(tmp_path: Path, folder: Path, error: str, on: bool) -> None:
     code = (
         f"def fail(module): raise {error}('x')\n"
         "hook.install = fail\n"
@@ -122,9 +122,7 @@ def test_a_hook_that_cannot_is_noted(tmp_path: Path, folder: Path, error: str, o
     assert out(tmp_path, code, folder) == f"1 (0, 0) {on}"
 
 
-def test_a_finder_of_the_job_that_fails_fails_once_more_for_the_job(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_an_error_of_the_jobs_finder_reaches_the_job(tmp_path: Path, folder: Path) -> None:
     code = WATCH + (
         "class Odd:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -136,9 +134,7 @@ def test_a_finder_of_the_job_that_fails_fails_once_more_for_the_job(
     assert out(tmp_path, code, folder) == "odd True"
 
 
-def test_two_finders_that_ask_everybody_do_not_ask_each_other_for_ever(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_two_hook_finders_do_not_recurse_endlessly(tmp_path: Path, folder: Path) -> None:
     code = WATCH + (
         "sys.meta_path.insert(0, import_hooks.HookFinder())\n"
         "import wanted; print(set(installed), len(installed) <= 2, probe.on)"

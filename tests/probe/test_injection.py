@@ -12,7 +12,7 @@ from clusterprof.errors import CannotStart
 from tests.support.probe_jobs import install_probe
 
 
-def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
+def test_the_probe_is_installed_in_the_run_directory(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run")
     probe = run_dir / "probe"
     assert sorted(path.name for path in probe.iterdir() if path.name != "__pycache__") == [
@@ -24,7 +24,7 @@ def test_the_probe_lies_in_the_run_directory(tmp_path: Path) -> None:
     assert not list(run_dir.glob("*.tmp"))
 
 
-def test_a_probe_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_probe_is_not_replaced(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run", gpu_events=False)
     (run_dir / "probe/mark").write_text("")
     launcher.install_probe(run_dir, gpu_events=True, strict=True)
@@ -32,13 +32,13 @@ def test_a_probe_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert '"gpu_events": false' in (run_dir / "probe/config.json").read_text()
 
 
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+def test_an_empty_probe_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "run/probe").mkdir(parents=True)
     launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
     assert (tmp_path / "run/probe/sitecustomize.py").is_file()
 
 
-def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> None:
+def test_an_unwritable_run_directory_prevents_the_start(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(CannotStart, match="the probe cannot be put into"):
         launcher.install_probe(tmp_path / "run", gpu_events=True, strict=False)
@@ -53,7 +53,7 @@ def test_a_run_directory_that_takes_no_files_cannot_start(tmp_path: Path) -> Non
         ("names", ['"stacks": true', '"stack_paths": 2']),
     ],
 )
-def test_the_configuration_says_whether_and_how_stacks_are_sampled(
+def test_the_configuration_has_the_stack_sampling_mode(
     tmp_path: Path, stacks: launcher.StackPaths | None, lines: list[str]
 ) -> None:
     content = (install_probe(tmp_path / "run", stacks=stacks) / "probe/config.json").read_text()
@@ -69,7 +69,7 @@ def test_the_configuration_says_whether_and_how_stacks_are_sampled(
         ({"PYTHONPATH": "/a:/run/probe"}, "/a:/run/probe"),
     ],
 )
-def test_pythonpath_keeps_what_it_had(before: dict[str, str], after: str) -> None:
+def test_pythonpath_keeps_its_earlier_entries(before: dict[str, str], after: str) -> None:
     result = launcher.with_probe_path(Path("/run"), {**before, "HOME": "/home"})
     assert result == {"HOME": "/home", "PYTHONPATH": after, "CLUSTERPROF_RUN_DIR": "/run"}
 
@@ -94,14 +94,16 @@ def test_pythonpath_keeps_what_it_had(before: dict[str, str], after: str) -> Non
         ("", ""),
     ],
 )
-def test_options_that_shut_the_probe_out_are_named(command: str, letter: str) -> None:
+def test_python_options_that_prevent_injection_are_named(command: str, letter: str) -> None:
     reason = launcher.find_injection_obstacle(command.split())
     assert (reason or "").startswith(f"python -{letter}" if letter else "")
     assert (reason is None) == (not letter)
 
 
 @pytest.mark.parametrize("line, reason", [("python3 -I", "python -I"), ("env python3", None)])
-def test_the_first_line_of_a_script_counts(tmp_path: Path, line: str, reason: str | None) -> None:
+def test_options_in_the_shebang_line_prevent_injection(
+    tmp_path: Path, line: str, reason: str | None
+) -> None:
     script = tmp_path / "train"
     script.write_text(f"#!/usr/bin/{line}\n")
     os.chmod(script, 0o755)

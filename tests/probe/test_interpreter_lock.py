@@ -21,7 +21,7 @@ def run_dir(tmp_path: Path) -> Path:
     return install_probe(tmp_path / "run")
 
 
-def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
+def test_c_code_that_holds_the_interpreter_lock_is_a_wait(run_dir: Path) -> None:
     code = KEEP_LOCK + (
         "time.sleep(0.2)\n"
         "before = time.monotonic_ns(); usleep(400_000); after = time.monotonic_ns()\n"
@@ -40,14 +40,14 @@ def test_c_code_that_keeps_the_lock_is_a_wait(run_dir: Path) -> None:
     assert 200_000 <= waits[0].a <= 75_000_000
 
 
-def test_the_job_does_not_see_the_thread(run_dir: Path) -> None:
+def test_the_watcher_thread_is_invisible_to_the_threading_module(run_dir: Path) -> None:
     code = KEEP_LOCK + (
         "assert threading.active_count() == 1\nassert len(os.listdir('/proc/self/task')) == 2\n"
     )
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_a_fork_happens_without_the_thread(run_dir: Path) -> None:
+def test_a_fork_happens_without_the_watcher_thread(run_dir: Path) -> None:
     code = KEEP_LOCK + (
         "import warnings; warnings.simplefilter('error')\n"  # 3.12 warns of forks with threads
         "pid = os.fork()\n"
@@ -60,7 +60,7 @@ def test_a_fork_happens_without_the_thread(run_dir: Path) -> None:
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_it_takes_no_signal(run_dir: Path) -> None:
+def test_the_watcher_thread_blocks_signals(run_dir: Path) -> None:
     code = KEEP_LOCK + (
         "import signal\n"
         "while len(sys._current_frames()) < 2: time.sleep(0.01)\n"  # it has begun
@@ -98,7 +98,7 @@ def test_the_switch_interval_is_lowered_and_restored(run_dir: Path) -> None:
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_the_interval_is_longer_where_c_code_keeps_the_lock(run_dir: Path) -> None:
+def test_c_code_that_holds_the_lock_lengthens_the_switch_interval(run_dir: Path) -> None:
     # 0.04 of how late samples are, whole microseconds, from 0.1 to 1 ms.
     code = BY_HAND + (
         "loop, chosen = watch._Watch(), []\n"
@@ -122,7 +122,7 @@ def test_each_microsecond_of_the_jobs_switch_interval_is_restored(run_dir: Path)
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_an_interval_that_the_job_sets_meanwhile_stays(run_dir: Path) -> None:
+def test_a_switch_interval_set_by_the_job_meanwhile_is_kept(run_dir: Path) -> None:
     code = BY_HAND + (
         "watch.lower_switch_interval()\n"
         "sys.setswitchinterval(0.02); own = read()\n"
@@ -153,7 +153,7 @@ def test_a_forked_child_has_the_jobs_switch_interval(run_dir: Path) -> None:
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> None:
+def test_a_child_forked_during_the_change_can_restore_the_interval(run_dir: Path) -> None:
     # Another thread can fork whenever the interval is set: what is restored is noted until then.
     code = BY_HAND + (
         "noted, change = [], sys.setswitchinterval\n"
@@ -169,7 +169,7 @@ def test_a_child_forked_in_between_can_restore_the_interval(run_dir: Path) -> No
 LONG_LEAD = "watch.PAUSE_S = 600.0; watch._Watch._choose_lead = lambda self: 10**15\n"
 
 
-def test_a_thread_that_ends_restores_the_switch_interval(sampled_dir: Path) -> None:
+def test_the_watcher_thread_restores_the_switch_interval_at_its_end(sampled_dir: Path) -> None:
     code = (
         BY_HAND
         + LONG_LEAD
@@ -185,7 +185,7 @@ def test_a_thread_that_ends_restores_the_switch_interval(sampled_dir: Path) -> N
     assert len(record_code(code, sampled_dir)) == 1
 
 
-def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> None:
+def test_forks_restore_a_lowered_switch_interval_in_the_child(sampled_dir: Path) -> None:
     code = (
         BY_HAND
         + LONG_LEAD
@@ -201,7 +201,7 @@ def test_forks_while_the_interval_is_lowered_restore_it(sampled_dir: Path) -> No
     assert len(record_code(code, sampled_dir)) == 1
 
 
-def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) -> None:
+def test_the_switch_interval_is_restored_after_each_sample(sampled_dir: Path) -> None:
     code = OWN_INTERVAL + (
         "before, changes = read(), []\n"
         "while len(changes) < 8:\n"
@@ -218,7 +218,7 @@ def test_a_job_sees_its_own_interval_again_after_each_sample(sampled_dir: Path) 
     assert len(ring.of(STACK_SAMPLE)) >= 3
 
 
-def test_without_stacks_the_switch_interval_is_left_alone(run_dir: Path) -> None:
+def test_without_stack_sampling_the_switch_interval_is_not_changed(run_dir: Path) -> None:
     code = OWN_INTERVAL + (
         "def refuse(seconds): os._exit(1)\n"
         "sys.setswitchinterval = refuse\n"
@@ -229,9 +229,7 @@ def test_without_stacks_the_switch_interval_is_left_alone(run_dir: Path) -> None
     assert len(record_code(code, run_dir)) == 1
 
 
-def test_the_interval_is_lowered_for_a_while_after_the_lock_was_given_away(
-    sampled_dir: Path,
-) -> None:
+def test_late_samples_lower_the_switch_interval_for_32_samples(sampled_dir: Path) -> None:
     code = BY_HAND + (
         "watched = watch._Watch(); watched.sampler = watch._samplers[0]\n"
         "watched.sampler.record = lambda *times: None\n"
@@ -259,7 +257,7 @@ def test_the_interval_is_lowered_for_a_while_after_the_lock_was_given_away(
         (9_000_000, 0, 2.0),  # at most 2 s
     ],
 )
-def test_both_budgets_lengthen_the_pause(
+def test_lock_and_cpu_budgets_lengthen_the_pause(
     sampled_dir: Path, held_ns: int, cpu_ns: int, pause_s: float
 ) -> None:
     code = BY_HAND + (
@@ -271,7 +269,7 @@ def test_both_budgets_lengthen_the_pause(
     assert len(record_code(code, sampled_dir)) == 1
 
 
-def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
+def test_the_first_samples_have_extra_cpu_credit(sampled_dir: Path) -> None:
     code = BY_HAND + (
         "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
         "sampler.mean_cpu_ns, sampler.started_ns = 400_000, time.monotonic_ns()\n"
@@ -285,7 +283,7 @@ def test_the_first_samples_may_cost_more(sampled_dir: Path) -> None:
     assert len(record_code(code, sampled_dir)) == 1
 
 
-def test_after_a_wait_for_the_lock_more_cpu_time_may_be_used(sampled_dir: Path) -> None:
+def test_a_wait_for_the_lock_raises_the_cpu_budget(sampled_dir: Path) -> None:
     code = BY_HAND + (
         "watched = watch._Watch(); watched.sampler = sampler = watch._samplers[0]\n"
         "sampler.mean_held_ns, sampler.mean_cpu_ns = 10**6, 600_000\n"

@@ -42,7 +42,7 @@ def only(rings: list[Ring]) -> Ring:
     return ring
 
 
-def test_a_span_arrives_as_it_was_emitted(run_dir: Path) -> None:
+def test_a_span_is_read_as_emitted(run_dir: Path) -> None:
     code = HEAD + "assert probe.emit(1, 10, 20, 3, -1, 5, 1) == 1; probe.emit(7, 30, 40)"
     ring = only(record_code(code, run_dir))
     assert ring.spans == [Span(1, 10, 20, 1, 3, -1, 5, 1), Span(2, 30, 40, 7, 0, 0, 0, 0)]
@@ -80,7 +80,7 @@ def test_an_emulated_device_is_registered(run_dir: Path) -> None:
     assert json.loads(path.read_text())["device"] == "emulated-0"
 
 
-def test_versions_of_frameworks_are_registered_once_they_are_imported(run_dir: Path) -> None:
+def test_versions_of_imported_frameworks_are_registered(run_dir: Path) -> None:
     code = HEAD + (
         "import types\n"
         "for name, version in (('torch', '2.13.0'), ('jax', None), ('tensorflow', 'v' * 99)):\n"
@@ -110,7 +110,7 @@ def test_the_oldest_records_are_overwritten(run_dir: Path) -> None:
     assert [span.start_ns for span in ring.spans] == list(range(2952 + over, 5000))
 
 
-def test_a_record_that_is_half_new_is_known_by_its_sequence(run_dir: Path) -> None:
+def test_a_partially_overwritten_record_is_skipped(run_dir: Path) -> None:
     code = HEAD + (
         "for i in range(3): probe.emit(65, i, i + 1)\n"
         "import _clusterprof_probe.ring as ring\n"
@@ -119,7 +119,7 @@ def test_a_record_that_is_half_new_is_known_by_its_sequence(run_dir: Path) -> No
     assert [span.sequence for span in only(record_code(code, run_dir)).spans] == [1, 3]
 
 
-def test_nobody_can_truncate_the_ring(run_dir: Path) -> None:
+def test_the_ring_cannot_be_truncated(run_dir: Path) -> None:
     code = HEAD + (
         "probe.emit(1, 10, 20)\n"
         "import json\n"
@@ -134,7 +134,7 @@ def test_nobody_can_truncate_the_ring(run_dir: Path) -> None:
     assert result.stdout == b"refused 0\nrefused 1048576\nFalse 0o410000\n", result.stderr
 
 
-def test_a_killed_process_leaves_its_ring_to_who_holds_it(run_dir: Path) -> None:
+def test_the_ring_of_a_killed_process_stays_readable(run_dir: Path) -> None:
     code = HEAD + (
         "for i in range(10): probe.emit(65, i, i + 1)\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -154,7 +154,7 @@ def test_a_killed_process_leaves_its_ring_to_who_holds_it(run_dir: Path) -> None
     assert [span.start_ns for span in watcher.read_ring(job.pid).spans] == list(range(11))
 
 
-def test_a_forked_child_has_a_ring_of_its_own(run_dir: Path) -> None:
+def test_a_forked_child_has_a_separate_ring(run_dir: Path) -> None:
     code = HEAD + (
         "probe.span('before')\n"
         "for i in range(3): probe.emit(64, i, i)\n"
@@ -172,7 +172,7 @@ def test_a_forked_child_has_a_ring_of_its_own(run_dir: Path) -> None:
     assert [path.stem for path in (run_dir / "register").iterdir()] == [str(parent.pid)]
 
 
-def test_a_child_forked_before_the_first_record_registers_for_itself(run_dir: Path) -> None:
+def test_a_child_forked_before_the_first_record_registers_separately(run_dir: Path) -> None:
     code = HEAD + (
         "import _clusterprof_probe.ring\n"
         "pid = os.fork()\n"
@@ -186,7 +186,7 @@ def test_a_child_forked_before_the_first_record_registers_for_itself(run_dir: Pa
     assert json.loads(path.read_text())["variables"] == {"RANK": "1"}
 
 
-def test_forks_with_marking_threads_do_not_hang(run_dir: Path) -> None:
+def test_forks_during_annotations_of_other_threads_do_not_hang(run_dir: Path) -> None:
     # Nobody has marked anything when the threads begin: they open the ring while we fork. A child
     # that waits for what a thread of its parent held would wait for ever, and run() ends it.
     code = (
@@ -215,7 +215,7 @@ def test_forks_with_marking_threads_do_not_hang(run_dir: Path) -> None:
     assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_threads_do_not_lose_each_others_records(run_dir: Path) -> None:
+def test_concurrent_threads_do_not_lose_records(run_dir: Path) -> None:
     code = HEAD + (
         "import threading\n"
         "sys.setswitchinterval(1e-5)\n"
@@ -251,7 +251,7 @@ def test_without_memfd_the_ring_is_a_file(run_dir: Path) -> None:
     assert [span.start_ns for span in parse_ring(path.read_bytes()).spans] == [1]
 
 
-def test_without_memory_for_a_ring_the_probe_is_off_and_says_so(run_dir: Path) -> None:
+def test_without_ring_memory_the_probe_is_disabled_with_a_reason(run_dir: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         + HEAD
@@ -266,7 +266,7 @@ def test_without_memory_for_a_ring_the_probe_is_off_and_says_so(run_dir: Path) -
     assert registered["problem"] == f"no ring: [Errno 27] {os.strerror(27)}"
 
 
-def test_a_value_that_is_no_integer_switches_off_and_is_recorded_in_the_ring(run_dir: Path) -> None:
+def test_an_unrepresentable_integer_disables_the_probe_and_marks_the_ring(run_dir: Path) -> None:
     code = HEAD + (
         "probe.emit(65, 1, 2); probe.emit(65, 1 << 70, 2)\nassert probe.emit(65, 3, 4) == 0"
     )

@@ -84,14 +84,14 @@ def checkpoints(run_dir: Path) -> int:
     return sum(len(ring.of(CHECKPOINT)) for ring in rings)
 
 
-def test_a_probe_that_is_whole_records_and_is_not_seen(job: Path, run_dir: Path) -> None:
+def test_an_intact_probe_records_without_affecting_the_job(job: Path, run_dir: Path) -> None:
     same_as_without_us(job, run_dir)
     assert checkpoints(run_dir) == 1
 
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(("file", "line"), PLACES)
-def test_an_error_of_ours_is_not_seen(
+def test_a_probe_error_does_not_affect_the_job(
     job: Path, run_dir: Path, file: str, line: str, error: str
 ) -> None:
     source = (package(run_dir) / file).read_text()
@@ -125,7 +125,7 @@ FILES += ["hooks", "hooks/__init__.py", "hooks/checkpoint.py", "hooks/wrap.py", 
 
 @pytest.mark.parametrize("harm", [remove, make_unreadable])
 @pytest.mark.parametrize("file", FILES)
-def test_a_missing_or_unreadable_file_is_not_seen(
+def test_a_missing_or_unreadable_probe_file_leaves_the_job_unaffected(
     job: Path, run_dir: Path, file: str, harm: Callable[[Path], None]
 ) -> None:
     shutil.rmtree(package(run_dir) / "__pycache__")
@@ -135,7 +135,9 @@ def test_a_missing_or_unreadable_file_is_not_seen(
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "import_hooks.py", "ring.py", "hooks/wrap.py"])
-def test_a_syntax_error_in_a_file_is_not_seen(job: Path, run_dir: Path, file: str) -> None:
+def test_a_syntax_error_in_the_probe_does_not_affect_jobs(
+    job: Path, run_dir: Path, file: str
+) -> None:
     (package(run_dir) / file).write_text("def broken(:\n")
     same_as_without_us(job, run_dir)
     assert checkpoints(run_dir) == 0
@@ -153,14 +155,14 @@ def test_a_syntax_error_in_a_file_is_not_seen(job: Path, run_dir: Path, file: st
         "\0",
     ],
 )
-def test_a_configuration_that_is_not_for_us_is_heeded(job: Path, run_dir: Path, text: str) -> None:
+def test_an_unusable_configuration_disables_the_probe(job: Path, run_dir: Path, text: str) -> None:
     (run_dir / "probe/config.json").write_text(text)
     same_as_without_us(job, run_dir)
     assert checkpoints(run_dir) == 0
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-IS"])
-def test_a_python_that_does_not_want_us_is_left_alone(
+def test_python_options_that_exclude_the_probe_are_respected(
     job: Path, run_dir: Path, option: str
 ) -> None:
     # An isolated Python does not look beside the script either, and with -S nobody is there to
@@ -170,12 +172,12 @@ def test_a_python_that_does_not_want_us_is_left_alone(
     assert checkpoints(run_dir) == 0
 
 
-def test_the_off_switch_wins(job: Path, run_dir: Path) -> None:
+def test_the_disable_variable_turns_the_probe_off(job: Path, run_dir: Path) -> None:
     same_as_without_us(job, run_dir, CLUSTERPROF_DISABLE="1")
     assert checkpoints(run_dir) == 0
 
 
-def test_a_run_directory_of_somebody_else_is_not_used(job: Path, run_dir: Path) -> None:
+def test_a_run_directory_of_another_user_is_not_used(job: Path, run_dir: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(run_dir, 65534, 65534)
@@ -183,7 +185,9 @@ def test_a_run_directory_of_somebody_else_is_not_used(job: Path, run_dir: Path) 
     assert checkpoints(run_dir) == 0
 
 
-def test_a_home_and_a_run_directory_that_cannot_be_written(job: Path, run_dir: Path) -> None:
+def test_unwritable_home_and_run_directories_do_not_affect_the_job(
+    job: Path, run_dir: Path
+) -> None:
     for folder in ("rings", "register"):
         remove(run_dir / folder)
         (run_dir / folder).write_text("a file where a folder should be")
@@ -191,7 +195,7 @@ def test_a_home_and_a_run_directory_that_cannot_be_written(job: Path, run_dir: P
 
 
 @pytest.mark.parametrize("home", ["/proc/nowhere", "/sys", "/dev/null", ""])
-def test_a_home_that_cannot_be_written_makes_no_difference(
+def test_an_unwritable_home_directory_does_not_affect_recording(
     job: Path, run_dir: Path, home: str
 ) -> None:
     # Not even root creates a file in /sys; the others are absent, no folder, and not set.
@@ -202,7 +206,7 @@ def test_a_home_that_cannot_be_written_makes_no_difference(
 @pytest.mark.skipif(
     job_python.get_python_version() < (3, 11), reason="Python 3.10 raises on a copied traceback"
 )
-def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> None:
+def test_a_job_traceback_contains_no_probe_frames(job: Path, run_dir: Path) -> None:
     text = (job / "job.py").read_text().replace("save([1], sys.argv[1])", "save([1], '/sys/x')")
     (job / "job.py").write_text(text)
     with_probe = run_python("job.py", run_dir=run_dir, cwd=job)
@@ -212,7 +216,9 @@ def test_an_error_of_the_job_shows_no_line_of_ours(job: Path, run_dir: Path) -> 
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, error: str) -> None:
+def test_a_probe_error_before_a_wrapped_call_is_hidden(
+    job: Path, run_dir: Path, error: str
+) -> None:
     hook = package(run_dir) / "hooks/outermost_calls.py"
     source = hook.read_text()
     changed = source.replace("record_mark, open_mark,", "record_mark, _fail,")
@@ -222,7 +228,7 @@ def test_an_error_before_what_we_wrapped_is_not_seen(job: Path, run_dir: Path, e
     assert checkpoints(run_dir) == 0
 
 
-def test_a_job_without_a_free_descriptor_goes_on_unmarked(job: Path, run_dir: Path) -> None:
+def test_a_job_without_free_descriptors_runs_unrecorded(job: Path, run_dir: Path) -> None:
     text = (job / "job.py").read_text()
     taken = "held = []\ntry:\n    while True: held.append(os.dup(0))\nexcept OSError: pass\n"
     text = text.replace("torch.serialization.save(", taken + "torch.serialization.save(")
@@ -232,13 +238,13 @@ def test_a_job_without_a_free_descriptor_goes_on_unmarked(job: Path, run_dir: Pa
     assert checkpoints(run_dir) == 0
 
 
-def test_a_run_directory_that_is_gone(job: Path, run_dir: Path) -> None:
+def test_a_missing_run_directory_does_not_affect_the_job(job: Path, run_dir: Path) -> None:
     shutil.rmtree(run_dir)
     (job / "job.py").write_text("import sys; print('out'); sys.exit(7)")
     same_as_without_us(job, run_dir)
 
 
-def test_the_start_imports_nothing_of_anybody_and_starts_nothing(run_dir: Path) -> None:
+def test_the_probe_start_imports_no_other_modules_or_threads(run_dir: Path) -> None:
     code = (
         "import sys; ours = [name for name in sys.modules if 'clusterprof' in name]\n"
         "print(len(sys.modules) - len(ours), sorted(sys.path), 'sitecustomize' in sys.modules)\n"
@@ -253,11 +259,11 @@ def test_the_start_imports_nothing_of_anybody_and_starts_nothing(run_dir: Path) 
     assert with_probe.stderr == b"set()\n3\n"  # the package, its import hook, its table of hooks
 
 
-def test_the_bootstrap_lets_an_old_python_pass() -> None:
+def test_the_bootstrap_parses_on_python_3_4() -> None:
     source = Path(clusterprof.probe.__file__).parent / "sitecustomize.py"
     ast.parse(source.read_text(), feature_version=(3, 4))
 
 
-def test_the_probe_is_written_for_python_3_8() -> None:
+def test_the_probe_parses_on_python_3_8() -> None:
     for path in Path(clusterprof.probe.__file__).parent.rglob("*.py"):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))

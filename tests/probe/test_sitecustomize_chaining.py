@@ -38,7 +38,7 @@ sys.exit(7)
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_it_behaves_as_it_does_without_us(tmp_path: Path, body: str) -> None:
+def test_a_user_sitecustomize_behaves_the_same_with_the_probe(tmp_path: Path, body: str) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "sitecustomize.py").write_text(BODIES[body])
@@ -53,14 +53,14 @@ def test_it_behaves_as_it_does_without_us(tmp_path: Path, body: str) -> None:
     assert probed.stdout == b"True\n"
 
 
-def test_none_is_none(tmp_path: Path) -> None:
+def test_a_missing_user_sitecustomize_is_not_an_error(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run")
     with_probe = run_python("-c", JOB, run_dir=run_dir)
     assert collect_output(with_probe) == collect_output(run_python("-c", JOB, run_dir=None))
     assert with_probe.returncode == 7
 
 
-def test_it_runs_once_and_after_the_probe(tmp_path: Path) -> None:
+def test_a_user_sitecustomize_runs_once_after_the_probe(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     body = "import sys; print('mine', '_clusterprof_probe' in sys.modules)"
@@ -70,7 +70,7 @@ def test_it_runs_once_and_after_the_probe(tmp_path: Path) -> None:
     assert collect_output(result) == (0, b"mine True\n", b"")
 
 
-def test_a_recording_inside_a_recording_starts_one_probe(tmp_path: Path) -> None:
+def test_a_nested_recording_starts_only_the_inner_probe(tmp_path: Path) -> None:
     outer = install_probe(tmp_path / "outer")
     inner = install_probe(tmp_path / "inner")
     code = (

@@ -60,7 +60,7 @@ def only_stack(rings: list[Ring]) -> list[tuple[str, str, int, int]]:
     return list_stacks(ring.log)[sample.a]
 
 
-def test_a_sleeping_line_is_named(run_dir: Path) -> None:
+def test_samples_name_the_line_that_sleeps(run_dir: Path) -> None:
     code = HEAD + "def pause():\n    time.sleep(1.5)\npause()"
     (ring,) = record_code(code, run_dir)
     named = list_stacks(ring.log)
@@ -94,7 +94,7 @@ def test_the_thread_that_ends_steps_is_sampled(run_dir: Path) -> None:
     assert "train" in [named[span.a][-1][1] for span in ring.of(STACK_SAMPLE)]
 
 
-def test_the_sampler_reports_about_itself_at_the_end(run_dir: Path) -> None:
+def test_the_stack_sampler_reports_its_cost_at_exit(run_dir: Path) -> None:
     code = HEAD + (
         "time.sleep(0.6)\n"
         "import _clusterprof_probe.interpreter_lock as watch\n"
@@ -107,7 +107,7 @@ def test_the_sampler_reports_about_itself_at_the_end(run_dir: Path) -> None:
     assert (report.c, report.d) == (0, 0)
 
 
-def test_without_stacks_there_is_no_log_and_no_sample(tmp_path: Path) -> None:
+def test_disabled_stack_sampling_writes_no_log_or_samples(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run", stacks=None)
     (ring,) = record_code(HEAD + "time.sleep(0.4)", run_dir)
     assert (ring.of(STACK_SAMPLE), ring.log) == ([], b"")
@@ -118,7 +118,9 @@ def test_without_stacks_there_is_no_log_and_no_sample(tmp_path: Path) -> None:
     # BLAKE2b of "/job/train.py", 8 bytes
     [("full", "/job/train.py"), ("hash", "0410782d50d39946.py"), ("names", "train.py")],
 )
-def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str) -> None:
+def test_stack_file_names_follow_the_configuration(
+    tmp_path: Path, paths: object, name: str
+) -> None:
     run_dir = install_probe(tmp_path / "run", stacks=paths)  # type: ignore[arg-type]
     code = HEAD + TAKE + "exec(compile('take()', '/job/train.py', 'exec'))"
     assert [frame[0] for frame in only_stack(record_code(code, run_dir))] == [
@@ -128,13 +130,13 @@ def test_files_are_named_as_configured(tmp_path: Path, paths: object, name: str)
     ]
 
 
-def test_own_frames_are_left_out(run_dir: Path) -> None:
+def test_probe_frames_are_left_out(run_dir: Path) -> None:
     code = HEAD + TAKE + "take()"
     assert [frame[1] for frame in only_stack(record_code(code, run_dir))] == ["<module>", "take"]
 
 
 @needs_resume
-def test_c_code_before_a_call_is_at_its_own_line(run_dir: Path) -> None:
+def test_c_code_before_a_call_is_attributed_to_its_line(run_dir: Path) -> None:
     # Searching the list keeps the interpreter lock for some ms. It is given away where `step` is
     # entered, which does nothing.
     code = """
@@ -191,7 +193,7 @@ def _run_calls(numbers: list[int]) -> None:
 
 
 @needs_resume
-def test_the_line_before_a_call_is_that_of_the_last_code_that_may_take_time() -> None:
+def test_the_line_before_a_call_is_the_last_costly_line() -> None:
     # In the block, at the end of `with`, the call before (its result is let go), the argument,
     # nothing: a function that calls at once.
     _noted.clear()
@@ -200,7 +202,7 @@ def test_the_line_before_a_call_is_that_of_the_last_code_that_may_take_time() ->
 
 
 @needs_resume
-def test_a_wrapper_of_the_probe_is_no_line_before_a_call(run_dir: Path) -> None:
+def test_a_probe_wrapper_is_not_the_line_before_a_call(run_dir: Path) -> None:
     # The function is entered from the probe's own file, after code that may take time.
     code = """
     import _clusterprof_probe.stacks as stacks
@@ -224,7 +226,7 @@ def test_a_wrapper_of_the_probe_is_no_line_before_a_call(run_dir: Path) -> None:
     assert [frame[1] for frame in list_stacks(ring.log)[sample.a]] == ["<module>", "step"]
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_kept(run_dir: Path) -> None:
+def test_a_deep_stack_keeps_the_innermost_frames(run_dir: Path) -> None:
     code = HEAD + TAKE + "def dig(n):\n    return dig(n - 1) if n else take()\ndig(200)"
     stack = only_stack(record_code(code, run_dir))
     assert len(stack) == 64
@@ -246,7 +248,7 @@ def test_generators_and_odd_names_are_recorded(run_dir: Path) -> None:
     assert stack[2][1:] == ("inner", 1, 2)
 
 
-def test_no_object_of_the_job_is_kept(run_dir: Path) -> None:
+def test_sampling_keeps_no_references_to_job_objects(run_dir: Path) -> None:
     code = (
         HEAD
         + TAKE
@@ -261,7 +263,7 @@ def test_no_object_of_the_job_is_kept(run_dir: Path) -> None:
     assert only_stack(record_code(code, run_dir))[-2][1] == "hold"
 
 
-def test_a_forked_child_numbers_for_itself(run_dir: Path) -> None:
+def test_a_forked_child_numbers_stacks_separately(run_dir: Path) -> None:
     code = (
         HEAD
         + TAKE
@@ -334,13 +336,13 @@ def test_a_stack_is_defined_once() -> None:
     assert [entry[:1] for entry in log] == [b"F", b"N", b"P", b"S"] * 2
 
 
-def test_a_stack_beyond_the_table_has_no_number() -> None:
+def test_a_stack_beyond_the_table_limit_has_no_number() -> None:
     table = stacks.StackTable(Log().add, 2, stacks.FULL_PATHS)
     waiting = [start_generator(f"f{number}") for number in range(4)]
     assert [table.number_stack(each.gi_frame) for each in [*waiting, waiting[0]]] == [1, 2, 0, 0, 1]
 
 
-def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_places_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "MAX_PLACES", 3)
     log = Log()
     table = stacks.StackTable(log.add, 100, stacks.FULL_PATHS)
@@ -353,7 +355,7 @@ def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("room", range(8))
-def test_a_full_log_is_a_full_table(room: int) -> None:
+def test_a_full_log_prevents_new_stack_numbers(room: int) -> None:
     log = Log(room)
     table = stacks.StackTable(log.add, 100, stacks.FULL_PATHS)
     waiting = [start_generator(name) for name in ("a", "b", "a")]

@@ -15,13 +15,13 @@ from tests.support.cluster_report import S, make_cluster_report
 FIELDS = ("window_ns", "unmeasured_ns", "outside_ns", "in_step_ns", "productive_ns", "lost_ns")
 
 
-def test_up_to_512_ranks_all_are_listed() -> None:
+def test_up_to_512_ranks_are_all_listed() -> None:
     report = make_cluster_report(64, 8)
     assert aggregate.select_listed_ranks(report) == list(range(512))
     assert aggregate.sum_unlisted_ranks(report, range(512)) == ()
 
 
-def test_above_that_those_are_listed_that_the_report_names() -> None:
+def test_above_512_ranks_only_notable_ranks_are_listed() -> None:
     # 576 ranks. Culprits: 27 of storage, 568-575 of preprocessing, the first 64 of the imbalance
     # of all. They lost most: 568-575 52 s each, 27 51 s, then 23 of those with 50 s + r ns.
     # The same 32 caused most.
@@ -39,7 +39,7 @@ def test_ranks_of_the_longest_waits_are_listed() -> None:
     assert 120 not in listed and 220 not in listed  # the 21st is one too many
 
 
-def test_the_others_are_summed_by_node() -> None:
+def test_unlisted_ranks_are_summed_by_node() -> None:
     report = make_cluster_report(72, 8)
     sums = aggregate.sum_unlisted_ranks(report, aggregate.select_listed_ranks(report))
     # Ranks 64-544: 60 whole nodes, and the first rank of the node after them.
@@ -87,14 +87,14 @@ def test_racks_and_named_groups_sum_all_ranks() -> None:
     assert sums[2].lost_ns == 3 * 50 * S + 0 + 1 + 2
 
 
-def test_a_number_of_several_ranks_belongs_to_no_group() -> None:
+def test_ranks_with_a_duplicate_number_belong_to_no_group() -> None:
     report = make_cluster_report(72, 8)
     ranks = (*report.ranks[:-1], replace(report.ranks[-1], rank=0))
     twice = replace(report, ranks=ranks, groups=(CulpritGroup("stage 0", (0, 1)),))
     assert aggregate.sum_groups(twice) == ()
 
 
-def test_culprits_that_are_left_out_are_summed() -> None:
+def test_unlisted_culprits_are_summed() -> None:
     imbalance = make_cluster_report(72, 8).findings[2]
     assert aggregate.sum_culprits(imbalance) == (576 - 64, 0, (576 - 64) * 4 * S)
     unknown = replace(imbalance.culprits[-1], others_ns=None)
@@ -102,7 +102,7 @@ def test_culprits_that_are_left_out_are_summed() -> None:
     assert aggregate.sum_culprits(replace(imbalance, culprits=culprits)) == (512, 0, None)
 
 
-def test_a_coverage_that_is_not_known_is_not_hidden_by_the_others() -> None:
+def test_an_unknown_coverage_makes_the_lowest_coverage_unknown() -> None:
     rank = make_cluster_report(1, 1).ranks[0]
     ranks = [rank, replace(rank, coverage_ratio=float("nan"))]
     assert aggregate.sum_ranks("node", "n", ranks).lowest_coverage_ratio is None
@@ -153,7 +153,7 @@ EMPTY = ("findings", "unattributed_reasons", "outside_buckets", "metrics", "cove
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ledgers(), min_size=1, max_size=30), st.data())
-def test_listed_ranks_and_sums_are_the_whole_for_any_list(
+def test_listed_ranks_and_sums_equal_the_total_for_any_list(
     ranks: list[RankLedger], data: st.DataObject
 ) -> None:
     listed = sorted(data.draw(st.sets(st.sampled_from(range(len(ranks))))))

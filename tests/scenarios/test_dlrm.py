@@ -33,7 +33,7 @@ def report() -> Report:
     return analyze(FOLDER)
 
 
-def test_the_sums_are_those_by_hand(report: Report) -> None:
+def test_ledger_sums_match_the_hand_computation(report: Report) -> None:
     assert LOST_US == 2_912_000  # 40 x (60,800 + 5,600 + 6,400)
     assert (report.in_step_ns, report.productive_ns, report.lost_ns) == (
         IN_STEP_US * US,
@@ -45,7 +45,7 @@ def test_the_sums_are_those_by_hand(report: Report) -> None:
     assert report.unattributed_reasons == ()
 
 
-def test_the_findings_name_rank_7_then_the_network_then_ranks_5_and_4(report: Report) -> None:
+def test_rank_7_leads_the_findings_before_the_network(report: Report) -> None:
     rows = [
         (finding.cause.id, finding.lost_ns, [(c.node, c.rank) for c in finding.culprits])
         for finding in report.findings
@@ -64,7 +64,7 @@ def test_the_findings_name_rank_7_then_the_network_then_ranks_5_and_4(report: Re
     assert all(finding.upper_bound for finding in report.findings[:3])  # no device was measured
 
 
-def test_every_rank_lost_the_same_and_to_the_same(report: Report) -> None:
+def test_every_rank_loses_the_same_time_to_the_same_causes(report: Report) -> None:
     """The reason why no graph of utilisation shows who it was."""
     for rank, item in enumerate(report.ranks):
         buckets = {"cpu-gc": 7_600, "net-transfer": 800, "h2d-copy": 700}
@@ -75,6 +75,6 @@ def test_every_rank_lost_the_same_and_to_the_same(report: Report) -> None:
         assert (item.in_step_ns, item.lost_ns) == (600_000 * US, 364_000 * US)
 
 
-def test_the_recording_is_what_its_builder_makes(tmp_path: Path) -> None:
+def test_the_builder_reproduces_the_stored_recording(tmp_path: Path) -> None:
     runpy.run_path(str(FOLDER / "make.py"))["main"](tmp_path)
     assert list(export_records(tmp_path)) == list(export_records(FOLDER))

@@ -26,7 +26,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[FleetTruth, FleetSu
         return truth, summarize_ledger(ledger)
 
 
-def test_the_bad_nodes_are_lemons_and_no_others(fleet: tuple[FleetTruth, FleetSummary]) -> None:
+def test_only_the_bad_nodes_are_reported_as_lemons(fleet: tuple[FleetTruth, FleetSummary]) -> None:
     truth, summary = fleet
     assert {lemon.node for lemon in summary.lemons} == set(truth.lemons)
     for lemon in summary.lemons:
@@ -38,7 +38,7 @@ def test_the_bad_nodes_are_lemons_and_no_others(fleet: tuple[FleetTruth, FleetSu
         assert "storage-local" in causes and {"sync-imbalance", "sync-slow-compute"} & causes
 
 
-def test_all_tables_have_the_sum_of_all_jobs(fleet: tuple[FleetTruth, FleetSummary]) -> None:
+def test_all_tables_sum_to_the_total_of_all_jobs(fleet: tuple[FleetTruth, FleetSummary]) -> None:
     summary = fleet[1]
     lost_ns = summary.sums.lost_ns
     assert lost_ns > 0 and summary.sums.jobs == JOBS

@@ -30,12 +30,12 @@ def report(name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", ["slow-dataset", "sleep"])
-def test_every_nanosecond_is_shared_out(name: str) -> None:
+def test_every_nanosecond_is_attributed(name: str) -> None:
     check_conservation(report(name))
 
 
 @pytest.mark.parametrize("name", ["slow-dataset", "sleep"])
-def test_busy_time_is_that_of_the_kernels(name: str) -> None:
+def test_busy_time_matches_kernel_time(name: str) -> None:
     truth = TRUTH[name]
     busy_ratio = truth["busy_ns"] / (truth["ended_ns"] - truth["began_ns"])
     assert report(name).productive_ns / report(name).in_step_ns == pytest.approx(
@@ -43,14 +43,14 @@ def test_busy_time_is_that_of_the_kernels(name: str) -> None:
     )
 
 
-def test_waits_for_data_are_those_in_which_no_kernel_ran() -> None:
+def test_data_wait_loss_matches_time_without_kernels() -> None:
     truth, (first, *_) = TRUTH["slow-dataset"], report("slow-dataset").findings
     idle_ratio = truth["idle_in_waits_ns"] / (truth["ended_ns"] - truth["began_ns"])
     assert first.cause.id == "cpu-preprocess"
     assert first.share_ratio == pytest.approx(idle_ratio, abs=0.02)
 
 
-def test_a_sleep_after_a_wait_for_the_device_comes_first() -> None:
+def test_sleep_after_a_device_wait_is_the_first_finding() -> None:
     """The sleep is 49 % of a step; a fifth of it is left to h2d-sync and to what is not known."""
     first, second, *_ = report("sleep").findings
     assert (first.cause.id, second.cause.id) == ("host-asleep", "h2d-sync")

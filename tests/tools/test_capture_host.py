@@ -10,7 +10,7 @@ from tests.tools.capture_host import ALLOWED, main, scrub, scrub_path
 HOSTS = Path(__file__).parents[1] / "hosts"
 
 
-def test_a_captured_host_is_counters_and_neutral_names(tmp_path) -> None:
+def test_a_captured_host_holds_only_counters_and_neutral_names(tmp_path) -> None:
     root = tmp_path / "machine"
     shutil.copytree(HOSTS / "h100-node", root)
     (root / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0\n")
@@ -27,13 +27,13 @@ def test_a_captured_host_is_counters_and_neutral_names(tmp_path) -> None:
     assert (copy / "proc/meminfo").read_text() == (root / "proc/meminfo").read_text()
 
 
-def test_a_host_that_exists_is_not_overwritten(tmp_path) -> None:
+def test_an_existing_capture_is_not_overwritten(tmp_path) -> None:
     (tmp_path / "there/proc").mkdir(parents=True)
     assert main(["there", "--into", str(tmp_path)]) == 2
     assert list((tmp_path / "there/proc").iterdir()) == []
 
 
-def test_what_is_scrubbed() -> None:
+def test_names_and_identifiers_are_scrubbed() -> None:
     assert scrub_path("sys/fs/cgroup/cpu/kubepods/pod3f/cpu.stat") == (
         "sys/fs/cgroup/cpu/level1/level2/cpu.stat"
     )

@@ -36,7 +36,7 @@ def test_intervals_merge_and_intersect() -> None:
         (5.0, "ns", None, False),
     ],
 )
-def test_a_number_is_right_within_one_percent_or_the_last_place(
+def test_a_value_is_right_within_a_percent_or_last_digit(
     truth: float, unit: str, ours: float | None, right: bool
 ) -> None:
     assert is_right(truth, unit, ours) is right
@@ -73,7 +73,7 @@ def test_kineto_counts_overlapping_work_once_and_hidden_communication_not_at_all
     }
 
 
-def test_a_device_far_behind_its_host_ends_the_steps(tmp_path: Path) -> None:
+def test_steps_end_when_their_device_work_ends(tmp_path: Path) -> None:
     def span(category: str, name: str, start: int, length: int, call: int = 0) -> dict[str, object]:
         times = {"ph": "X", "ts": start, "dur": length, "args": {"correlation": call}}
         return {"cat": category, "name": name, "pid": 7, **times}
@@ -94,7 +94,7 @@ def test_a_device_far_behind_its_host_ends_the_steps(tmp_path: Path) -> None:
     assert truth["busy ratio"] == (0.9, "ratio")
 
 
-def test_an_mlperf_log_has_epochs_and_a_start_up(tmp_path: Path) -> None:
+def test_an_mlperf_log_gives_epochs_and_startup_time(tmp_path: Path) -> None:
     path = tmp_path / "result_0.txt"
     keys = ["init_start", "run_start", "epoch_start", "eval_start", "eval_stop", "epoch_stop"]
     path.write_text(
@@ -113,7 +113,7 @@ def test_an_mlperf_log_has_epochs_and_a_start_up(tmp_path: Path) -> None:
     }
 
 
-def test_a_table_of_nccl_tests_that_messages_have_split(tmp_path: Path) -> None:
+def test_an_nccl_tests_table_is_read_despite_interleaved_messages(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.write_text(
         "  1024  256  float  sum  -1n1:10:10 [0] NCCL INFO AllReduce: opCount 0\n"

@@ -47,7 +47,7 @@ def of_kind(records: list[Record], kind: type) -> list:
     return [record for record in records if isinstance(record, kind)]
 
 
-def test_spans_unfolded_together_are_those_of_each_frame(tmp_path: Path) -> None:
+def test_spans_decoded_together_equal_those_of_each_frame(tmp_path: Path) -> None:
     reader = recorded(tmp_path / "node")
     plain = of_kind([record for frame in reader.frames() for record in frame], Spans)
     folded = of_kind([record for frame in reader.packed() for record in frame], PackedSpans)
@@ -63,7 +63,7 @@ def test_spans_unfolded_together_are_those_of_each_frame(tmp_path: Path) -> None
     ]
 
 
-def test_columns_are_made_when_asked_for(tmp_path: Path) -> None:
+def test_columns_are_decoded_on_demand(tmp_path: Path) -> None:
     reader = recorded(tmp_path / "node")
     plain = of_kind([record for frame in reader.frames() for record in frame], Columns)
     folded = of_kind([record for frame in reader.packed() for record in frame], Columns)
@@ -106,7 +106,7 @@ def jittered(folder: Path) -> NodeReader:
     return NodeReader(folder)
 
 
-def test_columns_of_many_frames_joined_are_those_of_each_frame(tmp_path: Path) -> None:
+def test_joined_columns_equal_those_of_each_frame(tmp_path: Path) -> None:
     reader = jittered(tmp_path / "node")
     records = [record for frame in reader.frames() for record in frame]
     packed = [record for frame in reader.packed() for record in frame]
@@ -123,7 +123,7 @@ def test_columns_of_many_frames_joined_are_those_of_each_frame(tmp_path: Path) -
             assert [column.tolist() for column in got] == want
 
 
-def test_the_ends_of_a_column_are_had_without_unfolding_it(tmp_path: Path) -> None:
+def test_the_ends_of_a_column_are_read_without_decoding(tmp_path: Path) -> None:
     reader = jittered(tmp_path / "node")
     plain = [record for frame in reader.frames() for record in frame]
     packed = [record for frame in reader.packed() for record in frame]
@@ -150,7 +150,7 @@ def test_the_ends_of_a_column_are_had_without_unfolding_it(tmp_path: Path) -> No
     assert seen == 42
 
 
-def test_a_block_of_an_unknown_kind_is_refused_while_the_frame_is_read() -> None:
+def test_a_block_of_unknown_kind_is_refused_during_frame_read() -> None:
     header = ColumnsHeader(0, 0, [Block(7, 1, 1, 0, 0, 0, 0)], [], [])
     got = Frame(KIND_COLUMNS, 1, CODEC_NONE, msgspec.msgpack.encode(header), b"")
     with pytest.raises(FrameError, match="without a valid shape"):

@@ -21,7 +21,7 @@ def strict(line: str) -> dict[str, object]:
     return dict(json.loads(line, parse_constant=refuse))
 
 
-def test_every_record_is_a_line_with_missing_and_unspeakable_values_as_null(tmp_path: Path) -> None:
+def test_every_record_is_a_json_line_with_nan_as_null(tmp_path: Path) -> None:
     nan, infinity = float("nan"), float("inf")
     columns = Columns(
         "gpu",
@@ -98,7 +98,7 @@ def test_every_record_is_a_line_with_missing_and_unspeakable_values_as_null(tmp_
 HOSTILE = "\x1b]0;owned\x07 \x7f \x9b31m \u202e \u200b \n ::error::x </script>"
 
 
-def test_no_name_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_in_the_dump(tmp_path: Path) -> None:
     write_recording(tmp_path / "node", [[Event(1, HOSTILE, {HOSTILE: [HOSTILE]})]])
     lines = list(export_records(tmp_path / "node"))
     assert all(0x20 <= ord(character) < 0x7F for line in lines for character in line)
@@ -107,7 +107,7 @@ def test_no_name_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     assert event["attributes"] == {HOSTILE: [HOSTILE]}
 
 
-def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
+def test_the_dump_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
     for node in ("a", "b"):
         write_recording(tmp_path / node, [make_simple_records()])
         segment = tmp_path / node / "000001.cpf"
@@ -127,6 +127,6 @@ def test_the_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_to_dump_is_reported_at_once(tmp_path: Path) -> None:
+def test_a_missing_recording_is_reported_before_the_first_line(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         export_records(tmp_path)

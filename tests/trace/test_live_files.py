@@ -28,7 +28,7 @@ def write_segment(folder: Path, after_mark_s: float = 0.0) -> float:
     return segment.stat().st_mtime
 
 
-def test_a_mark_expires_by_the_clock_of_the_file_system(tmp_path: Path) -> None:
+def test_a_viewer_mark_expires_by_file_system_time(tmp_path: Path) -> None:
     assert not is_wanted(tmp_path, SEGMENT)
     assert write_viewer_heartbeat(tmp_path, write_segment(tmp_path)) == "left"
     assert is_wanted(tmp_path, SEGMENT)
@@ -41,13 +41,13 @@ def test_a_mark_expires_by_the_clock_of_the_file_system(tmp_path: Path) -> None:
     assert is_wanted(tmp_path, SEGMENT)
 
 
-def test_a_finished_recording_keeps_no_mark(tmp_path: Path) -> None:
+def test_a_finished_recording_gets_no_viewer_mark(tmp_path: Path) -> None:
     written_at = write_segment(tmp_path)
     assert write_viewer_heartbeat(tmp_path, written_at - ENDED_S - 1) == "ended"
     assert os.listdir(tmp_path) == [SEGMENT]
 
 
-def test_no_mark_is_left_through_a_link_or_without_a_folder(tmp_path: Path) -> None:
+def test_links_and_missing_folders_get_no_viewer_mark(tmp_path: Path) -> None:
     written_at = write_segment(tmp_path)
     target = tmp_path / "target"
     (tmp_path / VIEWER_FILE).symlink_to(target)
@@ -56,7 +56,7 @@ def test_no_mark_is_left_through_a_link_or_without_a_folder(tmp_path: Path) -> N
     assert write_viewer_heartbeat(tmp_path / "missing", written_at) == "denied"
 
 
-def test_everything_but_the_recording_is_removed(tmp_path: Path) -> None:
+def test_cleanup_removes_all_live_files_except_segments(tmp_path: Path) -> None:
     write_viewer_heartbeat(tmp_path, write_segment(tmp_path))
     for name in SETTLED_NAMES:
         (tmp_path / name).touch()

@@ -75,7 +75,7 @@ def read_bytes() -> int:
     return int(text.split("rchar: ")[1].split()[0])
 
 
-def test_only_the_end_is_kept_and_only_what_came_is_read(tmp_path: Path) -> None:
+def test_the_tail_keeps_recent_records_and_reads_only_new_bytes(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(30)
     tail = NodeTail(tmp_path / "n")
@@ -92,7 +92,7 @@ def test_only_the_end_is_kept_and_only_what_came_is_read(tmp_path: Path) -> None
     )
 
 
-def test_a_look_costs_the_same_after_a_long_time(tmp_path: Path) -> None:
+def test_poll_cost_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     costs = []
     for before in (20, 300):
         recorder = Recorder(tmp_path / f"n{before}")
@@ -106,7 +106,7 @@ def test_a_look_costs_the_same_after_a_long_time(tmp_path: Path) -> None:
     assert costs[1] < 2 * costs[0], costs
 
 
-def test_it_goes_on_in_the_next_segment_and_survives_that_old_ones_go(tmp_path: Path) -> None:
+def test_the_tail_follows_new_segments_after_old_segments_are_deleted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n", segment_s=5)
     recorder.record(12)
     tail = NodeTail(tmp_path / "n")
@@ -121,7 +121,7 @@ def test_it_goes_on_in_the_next_segment_and_survives_that_old_ones_go(tmp_path: 
     assert tail.state == "recording"
 
 
-def test_what_was_reported_in_the_middle_is_found_too(tmp_path: Path) -> None:
+def test_a_registration_in_the_middle_of_the_file_is_found(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n", segment_s=5)
     recorder.record(8)
     late = {"pid": 9, "started_ticks": 2, "role": "python"}
@@ -141,7 +141,7 @@ def test_what_was_reported_in_the_middle_is_found_too(tmp_path: Path) -> None:
     assert {e.t_ns for e in events} == {20 * SECOND}
 
 
-def test_the_end_and_what_comes_of_a_folder_that_vanishes(tmp_path: Path) -> None:
+def test_the_tail_reports_an_ended_recording_and_a_deleted_folder(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(3)
     tail = NodeTail(tmp_path / "n")
@@ -165,7 +165,7 @@ def _frames(path: Path) -> Sequence[int]:
 
 
 @pytest.mark.parametrize("bytes_there", [1, 10, 17, 100])
-def test_half_a_frame_is_read_when_it_is_whole(tmp_path: Path, bytes_there: int) -> None:
+def test_an_incomplete_frame_is_read_once_complete(tmp_path: Path, bytes_there: int) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(5)
     whole = (tmp_path / "n" / format_segment_name(1)).read_bytes()
@@ -181,7 +181,7 @@ def test_half_a_frame_is_read_when_it_is_whole(tmp_path: Path, bytes_there: int)
     assert (sampled(tail), tail.damaged_bytes) == ([1, 2, 3, 4, 5], 0)
 
 
-def test_damage_is_stepped_over_and_counted(tmp_path: Path) -> None:
+def test_damaged_bytes_are_skipped_and_counted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(3)
     path = tmp_path / "n" / format_segment_name(1)
@@ -195,7 +195,7 @@ def test_damage_is_stepped_over_and_counted(tmp_path: Path) -> None:
     assert (sampled(tail), tail.damaged_bytes) == ([1, 2, 3, 4, 5], 100)
 
 
-def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
+def test_a_shrunken_file_is_read_from_the_start(tmp_path: Path) -> None:
     for name, seconds in (("long", 9), ("short", 2)):
         Recorder(tmp_path / name).record(seconds)
     tail = NodeTail(tmp_path / "long")
@@ -210,7 +210,7 @@ def test_a_file_that_shrank_is_read_anew(tmp_path: Path) -> None:
 # A segment begins with a clock; at 2**62 ns that is no clock at all.
 @pytest.mark.parametrize(("far_s", "refused"), [(30 * 86_400, 2), ((1 << 62) // SECOND, 1)])
 @pytest.mark.parametrize("is_seen_later", [False, True])
-def test_one_time_far_ahead_changes_nothing(
+def test_a_record_with_a_far_future_time_is_ignored(
     tmp_path: Path, far_s: int, refused: int, is_seen_later: bool
 ) -> None:
     recorder = Recorder(tmp_path / "n")
@@ -232,7 +232,7 @@ def test_one_time_far_ahead_changes_nothing(
     assert sampled(tail) == list(range(16, 27))
 
 
-def test_a_pipe_and_a_folder_among_the_segments_are_no_segments(tmp_path: Path) -> None:
+def test_a_pipe_and_a_folder_named_as_segments_are_ignored(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(20)
     os.mkfifo(tmp_path / "n" / format_segment_name(2))
@@ -242,7 +242,7 @@ def test_a_pipe_and_a_folder_among_the_segments_are_no_segments(tmp_path: Path) 
     assert sampled(tail) == list(range(10, 21))
 
 
-def test_a_recorder_that_was_stopped_for_an_hour_is_followed(tmp_path: Path) -> None:
+def test_records_after_an_hour_long_stop_are_accepted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "n")
     recorder.record(20)
     tail = NodeTail(tmp_path / "n")

@@ -41,7 +41,7 @@ SECONDS = [[columns(n * SECOND_NS)] for n in range(5, 15)]
 
 @pytest.mark.parametrize("far_ns", [30 * DAY_NS, -(1 << 62), 1 << 62, 4 * HOUR_NS])
 @pytest.mark.parametrize("place", [0, 1, 5, 10])
-def test_a_record_far_from_all_others_is_refused(far_ns: int, place: int) -> None:
+def test_a_record_with_a_distant_time_is_refused(far_ns: int, place: int) -> None:
     for record in (
         columns(far_ns),
         Clock(far_ns, 0, 0),
@@ -54,7 +54,7 @@ def test_a_record_far_from_all_others_is_refused(far_ns: int, place: int) -> Non
         assert refused == 1
 
 
-def test_a_recorder_that_was_stopped_for_an_hour_loses_nothing() -> None:
+def test_a_recorder_stopped_for_an_hour_loses_no_records() -> None:
     later = [[columns(HOUR_NS + n * SECOND_NS)] for n in range(3)]
     accepted, refused = pass_times([*SECONDS, *later])
     assert [record.t_ns[0] for record in accepted] == [
@@ -64,19 +64,19 @@ def test_a_recorder_that_was_stopped_for_an_hour_loses_nothing() -> None:
     assert refused == 0
 
 
-def test_two_far_records_are_not_enough_for_a_jump() -> None:
+def test_two_distant_records_do_not_confirm_a_time_jump() -> None:
     # the third frame at that time is the second confirmation
     far = [[columns(HOUR_NS + n * SECOND_NS)] for n in range(2)]
     accepted, refused = pass_times([*SECONDS[:5], *far, *SECONDS[5:]])
     assert (len(accepted), refused) == (10, 2)
 
 
-def test_columns_whose_times_go_far_back_within_a_frame_are_refused() -> None:
+def test_columns_with_times_far_back_within_a_frame_are_refused() -> None:
     accepted, refused = pass_times([*SECONDS, [columns(1 << 61, 6 * SECOND_NS)]])
     assert (len(accepted), refused) == (10, 1)
 
 
-def test_a_recording_of_one_frame_passes() -> None:
+def test_a_recording_of_a_single_frame_passes() -> None:
     assert pass_times([[HEADER], [columns(6 * SECOND_NS)]])[1] == 0
     assert pass_times([[HEADER]]) == ([HEADER], 0)
 
@@ -95,7 +95,7 @@ def test_a_recording_of_one_frame_passes() -> None:
         ("an event of a later version", {"pid": 0.5}),
     ],
 )
-def test_events_with_other_types_and_ranges_are_refused(
+def test_events_with_invalid_types_or_ranges_are_refused(
     kind: str, attributes: dict[str, Any]
 ) -> None:
     with pytest.raises(ImplausibleError, match=kind):
@@ -122,7 +122,7 @@ def test_events_with_other_types_and_ranges_are_refused(
         ("an event of a later version", {"pid": 7, "message": 1, "other": 2}, {"message"}),
     ],
 )
-def test_an_optional_attribute_of_another_type_is_left_out_and_the_event_stays(
+def test_an_invalid_optional_attribute_is_dropped_and_the_event_kept(
     kind: str, attributes: dict[str, Any], wrong: set[str]
 ) -> None:
     event = Event(5 * SECOND_NS, kind, attributes)
@@ -134,13 +134,13 @@ def test_an_optional_attribute_of_another_type_is_left_out_and_the_event_stays(
     assert event.attributes == attributes
 
 
-def test_what_a_newer_recorder_adds_is_accepted() -> None:
+def test_additions_of_a_newer_recorder_are_accepted() -> None:
     check_record(Event(5, "process-registered", {"pid": 7, "started_ticks": 1, "new": [1]}))
     check_record(Event(5, "a new kind", {"anything": {"a": []}}))
     check_record(HEADER)
 
 
-def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
+def test_the_report_counts_refused_records_and_attributes(tmp_path: Path) -> None:
     seconds: list[list[Record]] = [[columns(n * SECOND_NS)] for n in range(6, 40)]
     forged: list[Record] = [
         columns(30 * DAY_NS),
@@ -156,7 +156,7 @@ def test_the_report_says_what_was_refused(tmp_path: Path) -> None:
     assert any("1 records and 1 attributes of records say what no" in text for text in messages)
 
 
-def test_a_registration_with_one_wrong_attribute_keeps_its_rank(tmp_path: Path) -> None:
+def test_a_registration_with_an_invalid_attribute_keeps_its_rank(tmp_path: Path) -> None:
     seconds: list[list[Record]] = [[columns(n * SECOND_NS)] for n in range(6, 40)]
     attributes = {"pid": 7, "started_ticks": 1, "rank": 5, "world_size": 8, "role": "worker"}
     registration = Event(6 * SECOND_NS, "process-registered", {**attributes, "framework": 17})

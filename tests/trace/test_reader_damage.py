@@ -43,7 +43,9 @@ def read(path: Path, data: bytes) -> tuple[Frames, NodeReader]:
     return read_frames(segment)
 
 
-def test_cut_at_every_byte(tmp_path: Path, healthy: tuple[bytes, list[int], Frames]) -> None:
+def test_a_file_cut_at_any_byte_gives_its_complete_frames(
+    tmp_path: Path, healthy: tuple[bytes, list[int], Frames]
+) -> None:
     data, starts, frames = healthy
     draw = random.Random(2)
     near_boundaries = {start + by for start in starts for by in (-1, 0, 1, 4, 15, 16, 17)}
@@ -60,7 +62,7 @@ def test_cut_at_every_byte(tmp_path: Path, healthy: tuple[bytes, list[int], Fram
             assert (reader.damage.damaged_places, reader.damage.unknown_frames) == (0, 0)
 
 
-def test_a_flipped_bit_costs_its_frame_and_no_other(
+def test_a_flipped_bit_loses_only_its_frame(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames]
 ) -> None:
     data, starts, frames = healthy
@@ -77,7 +79,7 @@ def test_a_flipped_bit_costs_its_frame_and_no_other(
         assert damage.damaged_bytes + damage.torn_tail_bytes == starts[hit + 1] - starts[hit]
 
 
-def test_five_thousand_flipped_bits_are_all_noticed(
+def test_five_thousand_flipped_bits_are_all_detected(
     healthy: tuple[bytes, list[int], Frames],
 ) -> None:
     data, _, frames = healthy
@@ -90,7 +92,7 @@ def test_five_thousand_flipped_bits_are_all_noticed(
         assert count.damaged_bytes + count.torn_tail_bytes > 0
 
 
-def test_overwritten_blocks_cost_only_the_frames_they_touch(tmp_path: Path) -> None:
+def test_overwritten_blocks_lose_only_overlapping_frames(tmp_path: Path) -> None:
     write_recording(tmp_path / "node", [make_second(n) for n in range(60)])
     segment = tmp_path / "node" / "000001.cpf"
     data, (frames, _) = segment.read_bytes(), read_frames(segment)
@@ -114,7 +116,7 @@ def test_overwritten_blocks_cost_only_the_frames_they_touch(tmp_path: Path) -> N
     "foreign",
     [b"#!/bin/sh\necho hello\n" * 9, b"\x00" * 5000, b"CPF\x01", b"CPF\x01" + b"\xff" * 40],
 )
-def test_foreign_bytes_are_stepped_over_and_counted(
+def test_foreign_bytes_are_skipped_and_counted(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames], where: str, foreign: bytes
 ) -> None:
     data, starts, frames = healthy
@@ -130,7 +132,7 @@ def framed(kind: int, payload: bytes, schema: int = 1, codec: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("lie", [0, 1, 100, 5_000, 1 << 20, (16 << 20) - 1, 1 << 31, 0xFFFFFFFF])
-def test_a_length_that_lies_swallows_nothing(
+def test_a_wrong_frame_length_loses_only_its_frame(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames], lie: int
 ) -> None:
     data, starts, frames = healthy
@@ -189,7 +191,7 @@ NOT_UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("name", NOT_UNDERSTOOD)
-def test_frames_that_make_no_sense_are_counted_and_the_rest_is_read(
+def test_invalid_frames_are_counted_and_the_other_frames_read(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames], name: str
 ) -> None:
     data, starts, frames = healthy
@@ -203,7 +205,7 @@ def test_frames_that_make_no_sense_are_counted_and_the_rest_is_read(
     assert reader.damage.unknown_frames + reader.damage.implausible_records == 1
 
 
-def test_a_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused_before_decompression(tmp_path: Path) -> None:
     # 256 MiB of zeros in 260 kB. What a frame unfolds to must be what its blocks need: 256 MiB
     # for 32 Mi values of 8 packed planes (0x5555), which is more than the 64 MiB of any frame;
     # for one value it is not what they need. A block of zero planes brings nothing and says so.
@@ -217,7 +219,7 @@ def test_a_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
         assert reader.damage.unknown_frames == 1
 
 
-def test_a_thousand_small_frames_that_each_unfold_to_the_limit_are_stopped(tmp_path: Path) -> None:
+def test_many_small_frames_expanding_to_the_limit_are_stopped(tmp_path: Path) -> None:
     # 7 Mi values of zero planes are 56 MiB out of a 40-byte frame: allowed 9 times (512 MiB), and
     # then no more. A thousand of them would take 55 GiB of zeros to write.
     block = [0, 1, 7 << 20, 0, 0, 0, 0]
@@ -227,7 +229,7 @@ def test_a_thousand_small_frames_that_each_unfold_to_the_limit_are_stopped(tmp_p
     assert reader.damage.unknown_frames == 991
 
 
-def test_a_file_full_of_heads_that_announce_megabytes_ends_soon(tmp_path: Path) -> None:
+def test_false_frame_headers_are_scanned_in_bounded_time(tmp_path: Path) -> None:
     # Without a limit each of 60,000 heads costs a checksum over up to 1 MB: 30 GB of arithmetic.
     hostile = struct.pack("<4sIIBBBB", b"CPF\x01", 500_000, 0, 3, 1, 0, 0) * 60_000
     count = DamageCounter()
@@ -252,7 +254,7 @@ def test_arbitrary_bytes_never_raise(
         read(tmp_path, draw.randbytes(draw.randrange(300)))
 
 
-def test_names_survive_the_loss_of_the_frame_that_defined_them(
+def test_names_survive_the_loss_of_their_defining_frame(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames]
 ) -> None:
     data, starts, frames = healthy
@@ -265,7 +267,7 @@ def test_names_survive_the_loss_of_the_frame_that_defined_them(
     assert is_whole(reader.damage)  # cut out between two frames: nothing left to notice
 
 
-def test_a_recording_that_still_grows_is_read_again_from_the_start(
+def test_a_growing_recording_is_read_again_from_the_start(
     tmp_path: Path, healthy: tuple[bytes, list[int], Frames]
 ) -> None:
     data, starts, frames = healthy

@@ -14,17 +14,17 @@ RECORDINGS = Path(__file__).parents[1] / "recordings"
 VERSIONS = sorted(path.name for path in RECORDINGS.glob("v*") if path.is_dir())
 
 
-def test_there_is_a_recording_of_every_schema() -> None:
+def test_every_schema_version_has_a_stored_recording() -> None:
     assert VERSIONS[:1] == ["v1"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_old_recording_reads_the_same(version: str) -> None:
+def test_an_old_recording_gives_the_stored_dump(version: str) -> None:
     expected = (RECORDINGS / version / "expected.jsonl").read_text(encoding="ascii")
     assert "\n".join(export_records(RECORDINGS / version)) + "\n" == expected
 
 
-def test_v1_holds_what_make_py_put_into_it() -> None:
+def test_v1_gives_the_values_written_by_make_py() -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in export_records(RECORDINGS / "v1")]
     columns = [line for line in lines if line.get("collector") == "everything"]
     # Second 2, after make.py: t = 7 s, and the values of its rows; a missing value is null.

@@ -32,7 +32,7 @@ def node(folder: Path, key: str = "", seconds: int = 2, boot: str = "b") -> Path
     return folder
 
 
-def test_runs_folders_of_nodes_and_segments_are_one_recording(tmp_path: Path) -> None:
+def test_runs_node_folders_and_segments_are_joined(tmp_path: Path) -> None:
     run = tmp_path / "shared"
     a, b = node(run / "a"), node(run / "b")
     c, d = node(tmp_path / "host-c" / "c"), node(tmp_path / "host-d" / "d")
@@ -41,7 +41,7 @@ def test_runs_folders_of_nodes_and_segments_are_one_recording(tmp_path: Path) ->
     assert find_nodes([d, run]) == NodeSources((d, a, b))
 
 
-def test_a_node_that_is_there_twice_counts_once_the_longer_copy(tmp_path: Path) -> None:
+def test_the_longer_of_two_copies_of_a_node_is_used(tmp_path: Path) -> None:
     short, other = node(tmp_path / "x" / "a", seconds=2), node(tmp_path / "x" / "b")
     long = node(tmp_path / "y" / "copy-of-a", key="a", seconds=5)
     nodes_found = find_nodes([tmp_path / "x", tmp_path / "y"])
@@ -51,27 +51,27 @@ def test_a_node_that_is_there_twice_counts_once_the_longer_copy(tmp_path: Path) 
     assert left.why == f"a copy of the recording in {long}, which was used instead"
 
 
-def test_a_copy_inside_one_recording_counts_once_too(tmp_path: Path) -> None:
+def test_a_copy_of_a_node_inside_a_recording_is_ignored(tmp_path: Path) -> None:
     first = node(tmp_path / "a")
     shutil.copytree(first, tmp_path / "a.bak")
     assert find_nodes([tmp_path]).folders == (first,)
 
 
-def test_another_boot_or_another_start_is_another_recording(tmp_path: Path) -> None:
+def test_another_boot_or_start_is_a_separate_recording(tmp_path: Path) -> None:
     first, second_ = node(tmp_path / "1" / "a"), node(tmp_path / "2" / "a", boot="c")
     third = node(tmp_path / "3" / "a-later")
     nodes_found = find_nodes([tmp_path / "1", tmp_path / "2", tmp_path / "3"])
     assert nodes_found == NodeSources((first, second_, third))
 
 
-def test_the_same_path_twice_is_no_news(tmp_path: Path) -> None:
+def test_a_repeated_path_is_read_once_without_a_note(tmp_path: Path) -> None:
     run = tmp_path / "run"
     a = node(run / "a")
     (tmp_path / "link").symlink_to(run)
     assert find_nodes([run, a, tmp_path / "link"]) == NodeSources((a,))
 
 
-def test_segments_that_a_shell_lists_one_by_one_are_their_node(tmp_path: Path) -> None:
+def test_segments_given_individually_are_joined_to_their_node(tmp_path: Path) -> None:
     a = node(tmp_path / "a")
     (a / "000002.cpf").write_bytes((a / "000001.cpf").read_bytes())
     b = node(tmp_path / "b")
@@ -79,7 +79,7 @@ def test_segments_that_a_shell_lists_one_by_one_are_their_node(tmp_path: Path) -
     assert nodes_found == NodeSources((a, b / "000001.cpf"))
 
 
-def test_one_of_several_that_holds_nothing_is_left_out(tmp_path: Path) -> None:
+def test_an_input_without_a_recording_is_skipped_with_a_reason(tmp_path: Path) -> None:
     a = node(tmp_path / "run" / "a")
     empty, notes = tmp_path / "empty", tmp_path / "notes.txt"
     empty.mkdir()
@@ -93,7 +93,7 @@ def test_one_of_several_that_holds_nothing_is_left_out(tmp_path: Path) -> None:
     )
 
 
-def test_when_nothing_can_be_read_all_reasons_are_given(tmp_path: Path) -> None:
+def test_an_error_without_readable_inputs_lists_all_reasons(tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
     with pytest.raises(NoRecording) as caught:
@@ -106,7 +106,7 @@ def test_when_nothing_can_be_read_all_reasons_are_given(tmp_path: Path) -> None:
     ("name", "remedy"),
     [("gone", GIVE), ("host*", "no file matches this pattern; give the folders of the nodes")],
 )
-def test_a_path_that_is_not_there_is_an_error_among_others_too(
+def test_a_missing_path_among_valid_paths_is_an_error(
     tmp_path: Path, name: str, remedy: str
 ) -> None:
     node(tmp_path / "run" / "a")
@@ -116,7 +116,7 @@ def test_a_path_that_is_not_there_is_an_error_among_others_too(
     assert caught.value.remedy == remedy
 
 
-def test_a_node_of_another_user_is_left_out_and_reported(
+def test_an_unreadable_node_of_another_user_is_skipped_and_reported(
     as_nobody: Callable[[], AbstractContextManager[None]],
 ) -> None:
     with tempfile.TemporaryDirectory() as name:  # a folder of pytest's lets nobody else through

@@ -120,7 +120,7 @@ RECORDS = st.one_of(
 
 
 @given(st.lists(st.lists(RECORDS, max_size=5), max_size=4))
-def test_reading_gives_back_what_was_written(batches: list[list[Record]]) -> None:
+def test_reading_returns_the_written_records(batches: list[list[Record]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = Path(folder) / "node"
         write_recording(node, batches)
@@ -142,7 +142,7 @@ def test_a_recording_is_read_across_its_segments(tmp_path: Path) -> None:
     assert is_whole(reader.damage)
 
 
-def test_planes_of_a_column_are_as_the_design_says() -> None:
+def test_byte_planes_of_a_column_match_the_format_description() -> None:
     # 1000, 1003, 1001: the first value, then +3 -> 6 and -2 -> 3 in zigzag, one byte plane each.
     # 1000 = 0x03e8: planes e8 and 03. Codes, two bits a plane: 01 01 = 5 and 01 = 1.
     sink = packing.PlaneSink()
@@ -153,7 +153,7 @@ def test_planes_of_a_column_are_as_the_design_says() -> None:
     assert sink.raw == []
 
 
-def test_lanes_that_are_no_multiples_but_whose_one_big_number_is() -> None:
+def test_lanes_are_scaled_only_if_each_value_is_a_multiple() -> None:
     # 8 + 2**64 * other is a multiple of 1000 for some number below 1000, and 8 is none: stored as
     # quotients, the two lanes would come back as two others.
     other = next(n for n in range(1000) if (8 + (n << 64)) % 1000 == 0)
@@ -163,7 +163,7 @@ def test_lanes_that_are_no_multiples_but_whose_one_big_number_is() -> None:
     assert packing.scale_integers(array("q", [8000, 9000]).tobytes(), 1000) == eight_and_nine
 
 
-def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:
+def test_invalid_utf8_names_and_huge_numbers_are_written_as_text(tmp_path: Path) -> None:
     strange = {"name": "a\udcffb", "huge": 1 << 70, "path": Path("/x")}
     write_recording(tmp_path / "node", [[Event(1, "e", strange)]])
     *_, read = NodeReader(tmp_path / "node")
@@ -181,9 +181,7 @@ def test_names_that_utf8_cannot_hold_and_huge_numbers_are_written_as_text(tmp_pa
         Spans(1, 2, 3, 4, {}, {name: array("q", [1] * (name == "a")) for name in SPAN_FIELDS}),
     ],
 )
-def test_columns_that_do_not_fit_together_are_refused_and_nothing_is_written(
-    tmp_path: Path, wrong: Record
-) -> None:
+def test_inconsistent_columns_are_refused_without_writing(tmp_path: Path, wrong: Record) -> None:
     writer = RecordingWriter(tmp_path / "node", HEADER, ManualClock(), keep_free_bytes=0)
     with pytest.raises(ValueError):
         writer.append(Clock(1, 2, 3), wrong)

@@ -37,7 +37,7 @@ def seconds_in(path: Path) -> list[int]:
     ]
 
 
-def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Path) -> None:
+def test_every_segment_is_readable_alone_with_header_and_clock(tmp_path: Path) -> None:
     node = tmp_path / "node"
     write_recording(node, [make_second(n) for n in range(40)], segment_bytes=3_000)
     segments = sorted(node.iterdir())
@@ -54,7 +54,7 @@ def test_every_segment_begins_with_header_and_clock_and_reads_alone(tmp_path: Pa
     assert alone == list(range(40))
 
 
-def test_segments_turn_over_by_time(tmp_path: Path) -> None:
+def test_segments_rotate_by_time(tmp_path: Path) -> None:
     # One call a second from second 6 on; the first segment is opened at 5: 6-14, 15-24, 25-34, …
     write_recording(
         tmp_path / "node", [make_second(n) for n in range(30)], segment_ns=10 * SECOND_NS
@@ -67,7 +67,7 @@ def test_segments_turn_over_by_time(tmp_path: Path) -> None:
     ]
 
 
-def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
+def test_the_size_limit_drops_and_reports_the_oldest_segments(tmp_path: Path) -> None:
     node = tmp_path / "node"
     write_recording(
         node, [make_second(n) for n in range(120)], segment_bytes=5_000, max_bytes=40_000
@@ -84,7 +84,7 @@ def test_the_cap_drops_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     assert attributes[-1]["segment"] == f"{lost:06d}.cpf"
 
 
-def test_a_recorder_that_starts_again_continues_with_the_next_segment(tmp_path: Path) -> None:
+def test_a_restarted_recorder_continues_with_the_next_segment(tmp_path: Path) -> None:
     write_recording(tmp_path / "node", [make_second(0)])
     write_recording(tmp_path / "node", [make_second(1)])
     assert seconds_in(tmp_path / "node") == [0, 1]
@@ -101,7 +101,7 @@ def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path
     writer.close()
 
 
-def test_only_the_owner_may_look(tmp_path: Path) -> None:
+def test_segments_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         write_recording(tmp_path / "node", [make_second(0)])
@@ -118,7 +118,7 @@ def refused(path: Path) -> str:
     return caught.value.message
 
 
-def test_folders_that_are_not_safely_ours_are_refused(tmp_path: Path) -> None:
+def test_links_and_folders_writable_by_other_users_are_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(elsewhere)
@@ -134,7 +134,7 @@ def test_folders_that_are_not_safely_ours_are_refused(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_link_planted_where_a_segment_goes_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_at_a_segment_path_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     node = tmp_path / "node"
@@ -150,7 +150,7 @@ def test_a_link_planted_where_a_segment_goes_is_not_followed(tmp_path: Path) -> 
     assert seconds_in(node) == [0, 1, 2, 3]
 
 
-def test_where_there_is_no_recording_it_says_what_there_is(tmp_path: Path) -> None:
+def test_a_missing_recording_error_describes_the_given_path(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     for path, message in (
         (tmp_path, f"{tmp_path}: no recording in this folder (no .cpf files)"),
@@ -163,7 +163,7 @@ def test_where_there_is_no_recording_it_says_what_there_is(tmp_path: Path) -> No
         assert caught.value.exit_code == 5
 
 
-def test_a_recording_has_its_nodes_as_folders(tmp_path: Path) -> None:
+def test_node_folders_of_a_recording_are_listed(tmp_path: Path) -> None:
     for node in ("b", "a"):
         write_recording(tmp_path / node, [make_second(0)])
     (tmp_path / "report.html").write_text("")
@@ -192,7 +192,7 @@ CHILD = """
 """
 
 
-def test_a_writer_killed_at_any_moment_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
+def test_a_killed_writer_keeps_every_acknowledged_record(tmp_path: Path) -> None:
     code = textwrap.dedent(CHILD.format(root=str(ROOT)))
     for round_number in range(10):
         node = tmp_path / str(round_number) / "node"
@@ -212,7 +212,7 @@ def test_a_writer_killed_at_any_moment_has_kept_what_it_acknowledged(tmp_path: P
         assert len(frames) >= 2 + 3 * (last + 1)
 
 
-def test_the_test_knows_frames_as_the_reader_does(tmp_path: Path) -> None:
+def test_frame_boundaries_match_the_reader(tmp_path: Path) -> None:
     write_recording(tmp_path / "node", [make_second(0)])
     data = (tmp_path / "node" / "000001.cpf").read_bytes()
     frames, _ = read_frames(tmp_path / "node")

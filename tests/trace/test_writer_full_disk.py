@@ -64,7 +64,7 @@ def run(writer: RecordingWriter, clock: ManualClock, first: int, past: int) -> N
         writer.append(*make_second(number))
 
 
-def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_disk: Path) -> None:
+def test_a_full_disk_loses_no_frames_that_fit_into_memory(small_disk: Path) -> None:
     clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 20)
@@ -90,9 +90,7 @@ def test_full_tmpfs_then_room_again_loses_nothing_that_fits_into_memory(small_di
     assert resumed["frames_dropped"] == 0
 
 
-def test_what_does_not_fit_into_memory_is_dropped_oldest_first_and_counted(
-    small_disk: Path,
-) -> None:
+def test_frames_beyond_the_buffer_are_dropped_oldest_first_and_counted(small_disk: Path) -> None:
     clock = ManualClock()
     writer = RecordingWriter(
         small_disk / "node", HEADER, clock, keep_free_bytes=0, buffer_bytes=8_000
@@ -123,7 +121,7 @@ def test_what_does_not_fit_into_memory_is_dropped_oldest_first_and_counted(
     assert written == 2 + 112 * 3 + 1 - dropped + 2
 
 
-def test_the_last_of_the_room_is_left_to_others(small_disk: Path) -> None:
+def test_the_writer_keeps_the_reserved_disk_space_free(small_disk: Path) -> None:
     clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=128 << 10)
     (small_disk / "filler").write_bytes(bytes(160 << 10))  # 96 KiB are left, 128 wanted
@@ -136,7 +134,7 @@ def test_the_last_of_the_room_is_left_to_others(small_disk: Path) -> None:
     assert disk_seconds(NodeReader(small_disk / "node")) == list(range(8))
 
 
-def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_disk: Path) -> None:
+def test_an_initially_full_disk_is_used_after_space_is_freed(small_disk: Path) -> None:
     clock = ManualClock()
     filler = small_disk / "filler"
     filler.write_bytes(bytes(TMPFS_BYTES))
@@ -152,7 +150,7 @@ def test_a_disk_that_is_full_from_the_start_is_taken_up_when_it_has_room(small_d
     assert os.listdir(small_disk / "node") == ["000001.cpf"]  # thirty attempts left nothing behind
 
 
-def test_names_that_were_dropped_with_their_frames_are_written_again(small_disk: Path) -> None:
+def test_names_of_dropped_frames_are_written_again(small_disk: Path) -> None:
     # The names of columns stand in the frames of seconds 0, 1, 3, 7, 15 and 31. All of those are
     # dropped or still to come; without a new definition seconds 28 and 29 would have no names.
     clock = ManualClock()
@@ -171,7 +169,7 @@ def test_names_that_were_dropped_with_their_frames_are_written_again(small_disk:
     assert kept == list(range(kept[0], 30))
 
 
-def test_read_only_disk_in_the_middle_then_writable_again(small_disk: Path) -> None:
+def test_a_temporarily_read_only_disk_loses_no_frames(small_disk: Path) -> None:
     clock = ManualClock()
     writer = RecordingWriter(small_disk / "node", HEADER, clock, keep_free_bytes=0)
     run(writer, clock, 0, 3)
@@ -209,7 +207,7 @@ CHILD = """
 """
 
 
-def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
+def test_a_file_size_limit_gives_more_segments(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
     code = textwrap.dedent(CHILD.format(root=str(ROOT)))
     child = subprocess.run(
@@ -224,7 +222,7 @@ def test_a_limit_on_file_sizes_only_means_more_segments(tmp_path: Path) -> None:
     assert events(reader, "disk-full") == [], "the next segment has room at once"
 
 
-def test_a_frame_that_no_file_has_room_for_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_a_frame_above_the_file_size_limit_is_dropped(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))

@@ -68,7 +68,7 @@ def seconds_in(node: Path) -> list[int]:
 
 @pytest.mark.parametrize("name", ["write", "ftruncate", "fdatasync", "fstatvfs"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_the_nth_call_fails(
+def test_a_failure_of_any_single_call_loses_no_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: int
 ) -> None:
     real = getattr(os, name)
@@ -87,7 +87,7 @@ def test_the_nth_call_fails(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-def test_a_disk_that_fails_for_a_while_from_any_moment_on(
+def test_a_temporary_disk_failure_at_any_call_loses_no_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     for n in range(1, 20):

@@ -17,7 +17,7 @@ def restore_thresholds() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_threshold_is_higher_inside_and_restored_after_an_error() -> None:
+def test_the_gc_threshold_is_raised_and_restored_after_an_error() -> None:
     gc.set_threshold(700, 10, 10)
     with pytest.raises(ValueError, match="inside"), reduce_gc_frequency():
         assert gc.get_threshold() == (100_000, 10, 10)
@@ -26,14 +26,14 @@ def test_threshold_is_higher_inside_and_restored_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 500_000])
-def test_a_caller_that_collects_never_or_less_often_keeps_its_setting(threshold: int) -> None:
+def test_a_disabled_or_higher_gc_threshold_is_kept(threshold: int) -> None:
     gc.set_threshold(threshold, 10, 10)
     with reduce_gc_frequency():
         assert gc.get_threshold()[0] == threshold
     assert gc.get_threshold()[0] == threshold
 
 
-def test_2000_objects_that_live_start_no_collection() -> None:
+def test_allocating_2000_live_objects_starts_no_collection() -> None:
     gc.set_threshold(700, 10, 10)
     with reduce_gc_frequency():
         gc.collect()

@@ -88,16 +88,16 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
         (["a[1-2]", "b c", "d,e", "n1", "n2"], "a[1-2],b c,d,e,n[1-2]"),
     ],
 )
-def test_lists_by_hand(names: list[str], text: str) -> None:
+def test_host_lists_are_formatted_as_ranges(names: list[str], text: str) -> None:
     assert format_host_list(names) == text
 
 
-def test_numbers() -> None:
+def test_numbers_are_formatted_as_ranges() -> None:
     assert format_number_list([12, 0, 1, 2, 2, 13]) == "0-2,12-13"
     assert format_number_list([]) == ""
 
 
-def test_what_slurm_writes_is_read() -> None:
+def test_slurm_host_lists_are_expanded() -> None:
     assert expand_host_list("rack[1-2]node[08-10],login") == [
         "rack1node08",
         "rack1node09",
@@ -119,7 +119,7 @@ def names_of(chance: random.Random) -> list[str]:
     return [chance.choice(stems) + n + chance.choice(ends) for n in numbers] + ["login"]
 
 
-def test_reading_is_the_inverse_of_writing() -> None:
+def test_expanding_reverses_formatting_of_host_lists() -> None:
     for seed in range(3000):
         names = names_of(random.Random(seed))
         text = format_host_list(names)
@@ -145,6 +145,6 @@ def test_reading_is_the_inverse_of_writing() -> None:
         "a[[1]]",
     ],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_an_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host"):
         expand_host_list(text)

@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_the_calls_on_a_line(path: str) -> None:
+def test_calls_on_a_source_line_are_listed(path: str) -> None:
     reader = SourceReader(11 * 10**9)
     assert reader.list_calls(path, 6, "train") == ("loss.item",)  # no comment
     assert reader.list_calls(path, 8, "train") == ("print", "().tolist", "().mean", "model")
@@ -49,7 +49,7 @@ def test_the_calls_on_a_line(path: str) -> None:
     assert reader.list_calls(path, 999, "train") == ()
 
 
-def test_nothing_where_the_file_is_not_that_of_the_recording(path: str, tmp_path: Path) -> None:
+def test_a_changed_or_missing_source_file_gives_no_calls(path: str, tmp_path: Path) -> None:
     reader = SourceReader(11 * 10**9)
     assert reader.list_calls(path, 6, "validate") == ()  # another function stands there
     assert SourceReader(10 * 10**9).list_calls(path, 6, "train") == ()  # changed since
@@ -64,14 +64,14 @@ def test_nothing_where_the_file_is_not_that_of_the_recording(path: str, tmp_path
     [b"\0", b"def (", b"x = " + b"(" * 500, b"\xff\xfe", b"# coding: nonsense\n"],
     ids=["null", "syntax", "nested", "bytes", "coding"],
 )
-def test_files_that_are_no_code_have_no_calls(content: bytes, tmp_path: Path) -> None:
+def test_files_without_valid_code_give_no_calls(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_bytes(content)
     os.utime(file, (10, 10))
     assert SourceReader(11 * 10**9).list_calls(str(file), 1, "<module>") == ()
 
 
-def test_pipes_folders_and_large_files_are_left_alone(
+def test_pipes_folders_and_large_files_are_not_read(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, folder = tmp_path / "pipe.py", tmp_path / "folder.py"
@@ -83,7 +83,7 @@ def test_pipes_folders_and_large_files_are_left_alone(
     assert SourceReader(10**20).list_calls(path, 6, "train") == ()
 
 
-def test_only_some_files_are_read(
+def test_the_number_of_read_source_files_is_limited(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_calls, "MAX_FILES", 1)
@@ -112,7 +112,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("loop", "polls"), WAITS.items())
-def test_a_loop_polls_if_it_only_waits_for_others(loop: str, polls: bool, tmp_path: Path) -> None:
+def test_a_loop_that_only_waits_is_a_polling_loop(loop: str, polls: bool, tmp_path: Path) -> None:
     file = tmp_path / "wait.py"
     file.write_text(f"{loop}\ntime.sleep(1)\n")
     last = loop.count("\n") + 1
@@ -122,7 +122,7 @@ def test_a_loop_polls_if_it_only_waits_for_others(loop: str, polls: bool, tmp_pa
     assert reader.list_calls(str(file), last + 1, "<module>") == ("time.sleep",)
 
 
-def test_a_sleep_in_a_poll_is_not_called_a_sleep(tmp_path: Path) -> None:
+def test_sleep_in_a_polling_loop_is_not_listed_as_sleep(tmp_path: Path) -> None:
     file = tmp_path / "wait.py"
     file.write_text("while not ready():\n    time.sleep(0.01)\n")
     reader = SourceReader(10**20)
@@ -130,7 +130,7 @@ def test_a_sleep_in_a_poll_is_not_called_a_sleep(tmp_path: Path) -> None:
     assert reader.list_calls(str(file), 1, "<module>") == ("ready",)
 
 
-def test_whether_a_file_polls_is_not_known_where_it_is_not_that_of_the_recording(path: str) -> None:
+def test_polling_is_unknown_for_a_changed_source_file(path: str) -> None:
     assert SourceReader(11 * 10**9).is_in_poll(path, 14, "wait") is False
     assert SourceReader(11 * 10**9).is_in_poll(path, 14, "train") is None
     assert SourceReader(9 * 10**9).is_in_poll(path, 14, "wait") is None

@@ -29,7 +29,7 @@ def test_version_2_reads_the_level_whose_limit_is_tightest(host) -> None:
     ]
 
 
-def test_version_2_without_limits_and_without_a_job_reads_our_own_cgroup(host) -> None:
+def test_version_2_without_a_job_reads_the_recorders_cgroup(host) -> None:
     assert OpenedCollector(CgroupCollector, host("h100-node")).read_all() == [
         ("cgroup.cpu_ns_total", "", 1_000_000),
         ("cgroup.quota_periods_total", "", 0),
@@ -43,7 +43,7 @@ def test_version_2_without_limits_and_without_a_job_reads_our_own_cgroup(host) -
     ]
 
 
-def test_version_1(host) -> None:
+def test_version_1_reads_the_cgroup_of_the_job(host) -> None:
     assert OpenedCollector(CgroupCollector, host("cgroup-v1"), [4711]).read_all() == [
         ("cgroup.cpu_ns_total", "", 81_234_567_890),
         ("cgroup.quota_periods_total", "", 9200),
@@ -57,7 +57,7 @@ def test_version_1(host) -> None:
     ]
 
 
-def test_a_captured_machine_with_cpu_and_cpuacct_mounted_apart(host) -> None:
+def test_cpu_and_cpuacct_mounted_separately_are_read(host) -> None:
     roots = host("vm-two-cores")
     cgroups = roots.sys / "fs/cgroup"
     own = cgroups / "memory/level1/level2"
@@ -72,7 +72,7 @@ def test_a_captured_machine_with_cpu_and_cpuacct_mounted_apart(host) -> None:
     ]
 
 
-def test_a_container_without_sys_is_absent_and_says_what_to_do(host) -> None:
+def test_a_container_without_sys_is_absent_with_a_remedy(host) -> None:
     with pytest.raises(Unavailable) as caught:
         OpenedCollector(CgroupCollector, host("container-no-sys"))
     assert caught.value == Unavailable(
@@ -82,7 +82,7 @@ def test_a_container_without_sys_is_absent_and_says_what_to_do(host) -> None:
     )
 
 
-def test_no_cgroup_file_system_is_absent_and_says_what_to_do(host) -> None:
+def test_a_missing_cgroup_file_system_is_absent_with_a_remedy(host) -> None:
     with pytest.raises(Unavailable) as caught:
         OpenedCollector(CgroupCollector, host("no-psi"))
     assert caught.value == Unavailable(
@@ -130,7 +130,7 @@ def test_the_root_cgroup_counts_no_throttling(host_copy) -> None:
     assert isinstance(value, Unavailable) and value.kind == "absent"
 
 
-def test_counters_are_read_anew_and_a_removed_cgroup_is_a_reason(host_copy, monkeypatch) -> None:
+def test_counters_are_reread_and_a_removed_cgroup_becomes_a_reason(host_copy, monkeypatch) -> None:
     roots = host_copy("h100-node")
     cgroup = OpenedCollector(CgroupCollector, roots, [4711])
     stat = roots.sys / "fs/cgroup/slurm/job_7/cpu.stat"
@@ -143,7 +143,7 @@ def test_counters_are_read_anew_and_a_removed_cgroup_is_a_reason(host_copy, monk
     cgroup.close()
 
 
-def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
+def test_the_job_replaces_the_recorder_as_observed_process(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
     before = OpenedCollector(CgroupCollector, roots, pids)

@@ -18,7 +18,7 @@ NODE = [  # the files are in µs
 ]
 
 
-def test_node_and_cgroup_of_the_job(host) -> None:
+def test_pressure_is_read_for_node_and_job_cgroup(host) -> None:
     assert OpenedCollector(PressureCollector, host("h100-node"), [4711]).read_all() == [
         *NODE,
         ("pressure.cpu_some_ns_total", "cgroup", 101_000),
@@ -29,7 +29,7 @@ def test_node_and_cgroup_of_the_job(host) -> None:
     ]
 
 
-def test_a_container_without_sys_has_the_node_alone(host) -> None:
+def test_a_container_without_sys_reports_only_node_pressure(host) -> None:
     assert OpenedCollector(PressureCollector, host("container-no-sys")).read_all() == NODE
 
 
@@ -38,7 +38,7 @@ def test_the_root_cgroup_is_not_distinguished_from_the_node(host) -> None:
     assert [device for _, device in columns] == [""] * 5
 
 
-def test_a_kernel_without_psi_is_absent_and_says_what_to_do(host) -> None:
+def test_a_kernel_without_psi_is_absent_with_a_remedy(host) -> None:
     roots = host("no-psi")
     with pytest.raises(Unavailable) as caught:
         OpenedCollector(PressureCollector, roots)
@@ -47,7 +47,7 @@ def test_a_kernel_without_psi_is_absent_and_says_what_to_do(host) -> None:
     )
 
 
-def test_one_forbidden_file_is_a_reason_in_its_columns(host_copy, as_nobody) -> None:
+def test_a_forbidden_file_is_a_reason_only_in_its_columns(host_copy, as_nobody) -> None:
     roots = host_copy("container-no-sys")
     (roots.proc / "pressure/io").chmod(0)
     with as_nobody():
@@ -60,7 +60,7 @@ def test_one_forbidden_file_is_a_reason_in_its_columns(host_copy, as_nobody) -> 
     assert values == [14_036_781_000, denied, denied, 7_001_000, 5_003_000]
 
 
-def test_a_kernel_that_writes_no_full_line(host_copy) -> None:
+def test_a_missing_full_line_is_a_reason(host_copy) -> None:
     roots = host_copy("container-no-sys")
     (roots.proc / "pressure/io").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
     pressure = OpenedCollector(PressureCollector, roots)
@@ -70,7 +70,7 @@ def test_a_kernel_that_writes_no_full_line(host_copy) -> None:
     )
 
 
-def test_a_cgroup_that_vanishes_is_a_reason_and_the_node_goes_on(host_copy, monkeypatch) -> None:
+def test_a_removed_cgroup_is_a_reason_while_node_pressure_continues(host_copy, monkeypatch) -> None:
     roots = host_copy("h100-node")
     pressure = OpenedCollector(PressureCollector, roots, [4711])
     task = roots.sys / "fs/cgroup/slurm/job_7/step_0/task_0"
@@ -83,7 +83,7 @@ def test_a_cgroup_that_vanishes_is_a_reason_and_the_node_goes_on(host_copy, monk
     pressure.close()
 
 
-def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
+def test_the_job_replaces_the_recorder_as_observed_process(host) -> None:
     roots = host("h100-node")
     pids: list[int] = []
     before = OpenedCollector(PressureCollector, roots, pids)

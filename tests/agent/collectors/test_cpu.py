@@ -12,11 +12,11 @@ from tests.support.opened_collector import OpenedCollector
 TICK_NS = 10_000_000
 
 
-def test_ticks_are_hundredths_of_a_second_here() -> None:
+def test_this_machine_has_a_tick_of_10_ms() -> None:
     assert os.sysconf("SC_CLK_TCK") == 100
 
 
-def test_the_node(host) -> None:
+def test_node_cpu_times_are_sums_of_proc_stat_fields(host) -> None:
     assert OpenedCollector(CpuCollector, host("h100-node")).read_all() == [
         ("cpu.user_ns_total", "all", 7200 * TICK_NS),  # 7000 user + 200 nice
         ("cpu.system_ns_total", "all", 3500 * TICK_NS),  # 3000 system + 100 irq + 400 softirq
@@ -40,7 +40,7 @@ def test_guest_time_is_part_of_user_time_and_not_added_again(host) -> None:
     ]
 
 
-def test_every_core_that_is_online(host) -> None:
+def test_each_online_core_has_cpu_times(host) -> None:
     names = ["user", "system", "idle", "iowait", "steal"]
     ticks = {
         "0": [4100, 1250, 20000, 500, 10],  # 4000+100, 1000+50+200, idle, iowait, steal
@@ -63,7 +63,7 @@ def test_without_proc_stat_the_collector_is_absent(host_copy) -> None:
     )
 
 
-def test_a_forbidden_proc_stat_is_denied_and_says_what_to_do(host_copy, as_nobody) -> None:
+def test_a_forbidden_proc_stat_is_denied_with_a_remedy(host_copy, as_nobody) -> None:
     roots = host_copy("h100-node")
     (roots.proc / "stat").chmod(0)
     with as_nobody(), pytest.raises(Unavailable) as caught:
@@ -83,7 +83,7 @@ def rewrite(roots, core: str, replace: tuple[str, str]) -> None:
     )
 
 
-def test_small_backward_steps_of_idle_and_iowait_are_the_kernels_and_are_held(host_copy) -> None:
+def test_small_backward_steps_of_idle_and_iowait_are_suppressed(host_copy) -> None:
     roots = host_copy("h100-node")
     cpu = OpenedCollector(CpuCollector, roots)
     cpu.read_all()
@@ -94,7 +94,7 @@ def test_small_backward_steps_of_idle_and_iowait_are_the_kernels_and_are_held(ho
     assert cpu.read_value("cpu.iowait_ns_total", "all") == 1500 * TICK_NS
 
 
-def test_a_reset_core_counter_is_passed_on(host_copy) -> None:
+def test_a_reset_core_counter_is_reported_unchanged(host_copy) -> None:
     roots = host_copy("h100-node")
     cores = OpenedCollector(CoresCollector, roots)
     cores.read_all()

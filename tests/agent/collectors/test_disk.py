@@ -24,7 +24,7 @@ def rows(*disks: tuple[str, list[int]]) -> list[tuple[str, str, int]]:
     return [(name, disk, value) for disk, row in disks for name, value in zip(NAMES, row)]
 
 
-def test_whole_disks_and_volumes_without_partitions_and_idle_loops(host) -> None:
+def test_disks_and_volumes_are_read_without_partitions_and_idle_loops(host) -> None:
     assert OpenedCollector(DiskCollector, host("h100-node")).read_all() == rows(
         (
             "nvme0n1",
@@ -68,7 +68,7 @@ def test_whole_disks_and_volumes_without_partitions_and_idle_loops(host) -> None
     )
 
 
-def test_an_old_kernel_with_14_fields(host) -> None:
+def test_diskstats_lines_of_14_fields_are_parsed(host) -> None:
     assert OpenedCollector(DiskCollector, host("no-psi")).read_all() == rows(
         (
             "sda",
@@ -86,7 +86,7 @@ def test_an_old_kernel_with_14_fields(host) -> None:
     )
 
 
-def test_a_captured_machine(host) -> None:
+def test_disk_values_equal_a_captured_diskstats_line(host) -> None:
     roots = host("vm-two-cores")
     line = next(
         line
@@ -121,7 +121,7 @@ def write(roots, *lines: str) -> None:
     (roots.proc / "diskstats").write_text("".join(line + "\n" for line in lines))
 
 
-def test_times_of_32_bits_go_on_rising_when_they_wrap(host_copy) -> None:
+def test_disk_times_of_32_bits_continue_after_wrapping(host_copy) -> None:
     roots = host_copy("no-psi")
     top = (1 << 32) - 10
     write(roots, f"   8       0 sda 5 0 80 {top} 6 0 16 {top} 0 {top} {top}")
@@ -180,7 +180,7 @@ def test_a_replugged_disk_restarts_without_a_wrap(host_copy) -> None:
         ),
     ],
 )
-def test_another_set_of_disks_changes_the_columns(host_copy, lines: list[str]) -> None:
+def test_a_changed_set_of_disks_changes_the_columns(host_copy, lines: list[str]) -> None:
     roots = host_copy("no-psi")
     write(
         roots, "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0", "   8       0 sda 1 0 8 2 0 0 0 0 0 2 2"
@@ -193,7 +193,7 @@ def test_another_set_of_disks_changes_the_columns(host_copy, lines: list[str]) -
     disk.close()
 
 
-def test_many_disks_are_read_to_the_end(host_copy) -> None:
+def test_a_long_diskstats_file_is_read_completely(host_copy) -> None:
     roots = host_copy("no-psi")
     lines = [f"   8 {n:7} sd{n}x {n} 0 8 2 0 0 0 0 0 2 {n}" for n in range(1000)]  # 40 KB
     write(roots, *lines)

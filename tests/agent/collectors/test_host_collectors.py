@@ -28,7 +28,7 @@ def values(kind: Any, roots: Roots) -> dict[tuple[str, str], Any]:
     }
 
 
-def test_waits_at_every_cpu(host) -> None:
+def test_run_delay_is_read_for_each_cpu(host) -> None:
     assert values(RunqueueCollector, host("hidepid-node")) == {
         ("cpu.run_delay_ns_total", "0"): 20_000_000,
         ("cpu.run_delay_ns_total", "1"): 30_000_000,
@@ -47,24 +47,24 @@ def test_a_cpu_that_goes_offline_changes_the_columns(host_copy) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "version 15\n", "version 99\ncpu0 what is this\n", "cpu0"])
-def test_a_file_in_another_form_is_a_reason(tmp_path: Path, text: str) -> None:
+def test_an_unknown_schedstat_format_is_a_reason(tmp_path: Path, text: str) -> None:
     (tmp_path / "schedstat").write_text(text)
     with pytest.raises(Unavailable, match="no CPU in a known format"):
         OpenedCollector(RunqueueCollector, Roots(tmp_path))
 
 
-def test_numbers_in_words_are_a_reason(tmp_path: Path) -> None:
+def test_schedstat_text_instead_of_numbers_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "schedstat").write_text("version 15\ncpu0 0 0 0 0 0 0 many 2 3\n")
     with pytest.raises(Unavailable, match="no CPU in a known format"):
         OpenedCollector(RunqueueCollector, Roots(tmp_path))
 
 
-def test_more_fields_of_a_newer_version_do_not_move_the_waits() -> None:
+def test_additional_schedstat_fields_do_not_shift_the_waits() -> None:
     (waits,) = parse_schedstat(b"version 17\ncpu7 0 0 0 0 0 0 0 0 11 22 33\n").values()
     assert waits == (11, 22)
 
 
-def test_a_package_slowed_by_heat(host) -> None:
+def test_a_throttled_package_reports_clocks_throttles_and_temperature(host) -> None:
     assert values(CpuClockCollector, host("hidepid-node")) == {
         ("cpu.clock_hertz", "package0"): (1_000_000 * 3 + 2_000_000) / 4 * 1000,
         ("cpu.clock_limit_hertz", "package0"): 3_000_000_000,
@@ -75,7 +75,7 @@ def test_a_package_slowed_by_heat(host) -> None:
     }
 
 
-def test_clocks_are_read_once_and_what_vanishes_has_a_reason(host_copy) -> None:
+def test_clocks_are_read_once_and_vanished_files_have_reasons(host_copy) -> None:
     roots = host_copy("hidepid-node")
     now_ns = 0
     collector = CpuClockCollector(
@@ -115,7 +115,7 @@ def test_a_virtual_machine_has_no_clock_readings(host) -> None:
         OpenedCollector(CpuClockCollector, host("vm-two-cores"))
 
 
-def test_where_cpus_sit(host) -> None:
+def test_cpu_topology_lists_cores_packages_and_nodes(host) -> None:
     assert describe_topology(host("hidepid-node")) == {
         "online": "0-3",
         "cores": ["0-1", "2-3"],
@@ -125,7 +125,7 @@ def test_where_cpus_sit(host) -> None:
     assert describe_topology(host("container-no-sys")) == {}
 
 
-def test_which_node_an_accelerator_is_at(tmp_path: Path) -> None:
+def test_accelerators_are_assigned_to_numa_nodes(tmp_path: Path) -> None:
     for address, kind, node in (
         ("0000:3b:00.0", "0x030200", "1"),  # a GPU without a display
         ("0000:3C:00.0", "0x120000", "0"),  # a processing accelerator
@@ -140,7 +140,7 @@ def test_which_node_an_accelerator_is_at(tmp_path: Path) -> None:
     assert find_accelerator_nodes(roots) == {"0000:3b:00.0": 1, "0000:3c:00.0": 0}
 
 
-def test_reclaim_and_the_nodes_pages_came_from(host) -> None:
+def test_reclaim_and_numa_allocation_counters_are_read(host) -> None:
     assert values(ReclaimCollector, host("hidepid-node")) == {
         ("memory.faults_total", ""): 7_000_000,
         ("memory.kswapd_scan_pages_total", ""): 1000,
@@ -193,13 +193,13 @@ def shm(roots: Roots, used: int, blocks: int = 16384) -> ShmCollector:
     return ShmCollector(Context(roots, None, lambda: [4711]), lambda path: statistics)
 
 
-def test_shared_memory_of_the_job(host) -> None:
+def test_shared_memory_is_read_from_the_jobs_mounts(host) -> None:
     collector = shm(host("hidepid-node"), 16000)
     assert [device for _, device in collector.open()] == ["/dev/shm", "/dev/shm"]
     assert collector.sample() == [16000 * 4096, 16384 * 4096]
 
 
-def test_only_shared_memory_that_is_memory_is_asked(host_copy) -> None:
+def test_shared_memory_outside_tmpfs_is_not_queried(host_copy) -> None:
     roots = host_copy("hidepid-node")
     mounts = roots.proc / "4711/mountinfo"
     text = mounts.read_text()
@@ -224,7 +224,7 @@ def test_shared_memory_without_a_limit_has_no_size(host) -> None:
         collector.sample()
 
 
-def test_this_machines_shared_memory() -> None:
+def test_shared_memory_of_this_machine_equals_statvfs() -> None:
     """Beside statvfs itself, on whatever is mounted here."""
     context = Context(Roots(), None, lambda: [os.getpid()])
     collector = ShmCollector(context)
@@ -261,7 +261,7 @@ class Kernel:
         (self.proc / "2/task/2/children").write_text(" ".join(map(str, self.pids)))
 
 
-def test_kernel_threads_are_summed_up_by_family(tmp_path: Path) -> None:
+def test_kernel_thread_cpu_time_is_summed_by_family(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     names = (
         "kswapd0",
@@ -296,7 +296,7 @@ def test_kernel_threads_are_summed_up_by_family(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_without_the_kernels_threads_there_is_a_reason(host, tmp_path: Path) -> None:
+def test_invisible_kernel_threads_are_a_reason(host, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="mounted with hidepid"):
         OpenedCollector(KernelThreadsCollector, host("hidepid-node"))
     with pytest.raises(Unavailable, match="as in most containers"):

@@ -39,7 +39,7 @@ def opened(roots: Roots, records: list[bytes]) -> KernelLogCollector:
     return collector
 
 
-def test_errors_are_counted_and_reported_once(roots: Roots) -> None:
+def test_kernel_log_errors_are_counted_and_reported_once(roots: Roots) -> None:
     records: list[bytes] = []
     collector = opened(roots, records)
     assert (collector.sample(), collector.events()) == ((0,), [])
@@ -72,14 +72,14 @@ def test_errors_are_counted_and_reported_once(roots: Roots) -> None:
     collector.close()
 
 
-def test_a_storm_is_counted_in_full_and_reported_in_part(roots: Roots) -> None:
+def test_many_errors_are_all_counted_but_only_32_reported(roots: Roots) -> None:
     collector = opened(roots, [xid(code) for code in range(1, 101)])
     assert collector.sample() == (100,)
     assert [about["code"] for _, about in collector.events()] == list(range(1, 33))
     collector.close()
 
 
-def test_a_node_without_the_driver_has_nothing_to_read(host: Callable[[str], Roots]) -> None:
+def test_a_node_without_the_nvidia_driver_is_absent(host: Callable[[str], Roots]) -> None:
     collector = KernelLogCollector(Context(host("vm-two-cores"), None, lambda: []))
     with pytest.raises(Unavailable) as raised:
         collector.open()

@@ -25,7 +25,7 @@ NODE = [
 ]
 
 
-def test_node_and_numa_nodes(host) -> None:
+def test_memory_is_read_for_node_and_numa_nodes(host) -> None:
     assert OpenedCollector(MemoryCollector, host("h100-node")).read_all() == [
         *NODE,
         ("memory.numa_misses_total", "node0", 3),
@@ -33,11 +33,11 @@ def test_node_and_numa_nodes(host) -> None:
     ]
 
 
-def test_without_sys_there_are_no_numa_columns(host) -> None:
+def test_a_container_without_sys_has_no_numa_columns(host) -> None:
     assert OpenedCollector(MemoryCollector, host("container-no-sys")).read_all() == NODE
 
 
-def test_an_old_kernel(host) -> None:
+def test_values_missing_in_an_old_kernel_are_unknown(host) -> None:
     assert OpenedCollector(MemoryCollector, host("no-psi")).read_all() == [
         ("memory.available_bytes", "", NOT_COUNTED),
         ("memory.cached_bytes", "", 200_000 * KIB),
@@ -53,7 +53,7 @@ def test_an_old_kernel(host) -> None:
     ]
 
 
-def test_a_captured_machine(host) -> None:
+def test_memory_values_equal_the_files_of_a_captured_machine(host) -> None:
     roots = host("vm-two-cores")
     readings = OpenedCollector(MemoryCollector, roots).read_all()
     assert [(name, device) for name, device, _ in readings] == [
@@ -78,7 +78,7 @@ def test_a_captured_machine(host) -> None:
     ]
 
 
-def test_words_that_move_between_two_samples_are_found_again(host_copy) -> None:
+def test_fields_that_move_between_samples_are_found_again(host_copy) -> None:
     roots = host_copy("h100-node")
     memory = OpenedCollector(MemoryCollector, roots)
     memory.read_all()

@@ -26,7 +26,7 @@ def nic(name: str, *values: object) -> list[tuple[str, str, object]]:
     return [(f"network.{what}", name, value) for what, value in zip(NAMES, values)]
 
 
-def test_two_nics_with_their_speed(host) -> None:
+def test_counters_and_link_speed_of_two_nics_are_read(host) -> None:
     assert OpenedCollector(NetworkCollector, host("h100-node")).read_all() == [
         # errors 2 + 1 both ways; 100 Gb/s = 12.5 GB/s
         *nic("ens1f0", 874_354_587_000, 563_352_563_000, 7, 3, 3, 12_500_000_000, 2),
@@ -35,7 +35,7 @@ def test_two_nics_with_their_speed(host) -> None:
     ]
 
 
-def test_a_nic_that_never_came_up_is_left_out_and_one_that_went_down_has_no_speed(host) -> None:
+def test_unused_nics_are_skipped_and_nics_down_have_no_speed(host) -> None:
     roots = host("two-nics-one-down")
     no_speed = Unavailable(
         "absent",
@@ -69,7 +69,7 @@ def test_a_container_without_sys_keeps_the_interfaces_with_traffic(host) -> None
     ]
 
 
-def test_an_old_kernel(host) -> None:
+def test_counters_missing_in_an_old_kernel_have_reasons(host) -> None:
     roots = host("no-psi")
     changes = Unavailable(  # since Linux 3.15
         "absent", f"{roots.sys}/class/net/eth0/carrier_changes: no such file or directory", ""
@@ -81,7 +81,7 @@ def test_an_old_kernel(host) -> None:
     ]
 
 
-def test_a_captured_machine_whose_driver_does_not_say_its_speed(host) -> None:
+def test_a_driver_that_reports_no_speed_leaves_the_other_values(host) -> None:
     roots = host("vm-two-cores")
     line = next(
         line for line in (roots.proc / "net/dev").read_text().splitlines() if "eth0:" in line
@@ -102,7 +102,7 @@ def test_a_captured_machine_whose_driver_does_not_say_its_speed(host) -> None:
     assert readings[-1][2] == int(dict(zip(names, values))["TCPTimeouts"])
 
 
-def test_a_link_that_is_down_refuses_its_speed(host_copy, as_nobody) -> None:
+def test_a_failed_speed_read_means_the_link_is_down(host_copy, as_nobody) -> None:
     roots = host_copy("two-nics-one-down")
     speed = roots.sys / "class/net/eth0/speed"
     speed.chmod(0)
@@ -127,7 +127,7 @@ def rewrite(roots, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_counters_are_read_anew_and_a_reset_is_passed_on(host_copy) -> None:
+def test_counters_are_reread_and_a_reset_is_reported_unchanged(host_copy) -> None:
     roots = host_copy("h100-node")
     network = OpenedCollector(NetworkCollector, roots)
     rewrite(roots, "ens2f0: 5000 ", "ens2f0: 6000 ")
@@ -148,7 +148,7 @@ def test_counters_are_read_anew_and_a_reset_is_passed_on(host_copy) -> None:
         ),
     ],
 )
-def test_another_set_of_interfaces_changes_the_columns(host_copy, old: str, new: str) -> None:
+def test_a_changed_set_of_interfaces_changes_the_columns(host_copy, old: str, new: str) -> None:
     roots = host_copy("two-nics-one-down")
     network = OpenedCollector(NetworkCollector, roots)
     network.read_all()
@@ -158,7 +158,7 @@ def test_another_set_of_interfaces_changes_the_columns(host_copy, old: str, new:
     network.close()
 
 
-def test_tcp_table_with_more_columns_after_a_driver_was_loaded(host_copy) -> None:
+def test_a_changed_tcp_table_header_is_parsed_again(host_copy) -> None:
     roots = host_copy("h100-node")
     network = OpenedCollector(NetworkCollector, roots)
     assert network.read_value("tcp.timeouts_total") == 115
@@ -174,7 +174,7 @@ def bonded(network: OpenedCollector) -> tuple[object, list[tuple[str, dict[str, 
     return network.read_value("network.bond_members_up_count", "bond0"), network.collector.events()
 
 
-def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
+def test_a_bond_member_that_is_down_is_reported_once(host_copy) -> None:
     roots = host_copy("roce-cloud-node")
     network = OpenedCollector(NetworkCollector, roots)
     first, second = ({"bond": "bond0", "nic": nic} for nic in ("eth0", "eth1"))
@@ -194,7 +194,7 @@ def test_a_member_of_a_bond_that_is_down_is_reported_once(host_copy) -> None:
     again.close()
 
 
-def test_a_member_that_comes_changes_the_columns(host_copy, open_files) -> None:
+def test_a_new_bond_member_changes_the_columns(host_copy, open_files) -> None:
     roots = host_copy("roce-cloud-node")
     before = open_files()
     network = OpenedCollector(NetworkCollector, roots)

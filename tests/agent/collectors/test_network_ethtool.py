@@ -25,7 +25,7 @@ def values(names: dict[str, int]) -> dict[tuple[str, str], Value]:
     return {(column.signal.name, column.device): column.value(numbers) for column in columns}
 
 
-def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
+def test_mlx5_pauses_under_several_counter_names_count_once() -> None:
     # Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst
     assert values(
         {
@@ -65,7 +65,7 @@ def test_mlx5_counts_a_pause_once_whatever_it_is_called() -> None:
     }
 
 
-def test_bnxt_counts_priorities_beside_their_frames() -> None:
+def test_bnxt_pause_frames_are_not_counted_twice_by_priority() -> None:
     assert values(
         {
             "[0]: rx_discard_pkts": 99,
@@ -95,7 +95,7 @@ def test_bnxt_counts_priorities_beside_their_frames() -> None:
     }
 
 
-def test_intel_cards_count_what_begins_a_pause_not_what_ends_it() -> None:
+def test_intel_priority_pauses_count_xoff_frames_without_xon_frames() -> None:
     ice = {
         "link_xon_rx.nic": 1,
         "link_xoff_rx.nic": 2,
@@ -132,7 +132,7 @@ def test_a_cloud_nic_counts_packets_held_back_by_limits() -> None:
     ) == {("network.shaped_total", "c"): 9}
 
 
-def test_mlx4_and_ixgbe_number_their_priorities_in_other_places() -> None:
+def test_mlx4_and_ixgbe_priority_numbers_are_parsed() -> None:
     mlx4 = {
         "rx_pause": 1,
         "rx_pause_prio_3": 2,
@@ -177,11 +177,11 @@ def test_buffers_and_limits_of_virtual_cards_are_summed_over_queues_once() -> No
     assert values(virtio) == values(queues) == expected
 
 
-def test_nics_without_these_counters() -> None:
+def test_nics_without_pause_counters_have_no_values() -> None:
     assert values({"rx_queue_0_packets": 1, "rx_drops": 2, "tx_kicks": 3, "peer_ifindex": 4}) == {}
 
 
-def test_a_count_that_does_not_fit_is_unknown() -> None:
+def test_a_counter_beyond_63_bits_is_unknown() -> None:
     assert values({"rx_pause_frames": 1 << 63}) == {
         ("network.pause_frames_total", "c rx"): Unavailable(
             "failed", "the driver's counter does not fit 63 bits", ""
@@ -242,7 +242,7 @@ class Rig:
         return self.next()
 
 
-def test_cards_of_a_node_are_read_again_and_again(host) -> None:
+def test_cards_are_reread_and_changed_counter_names_change_the_columns(host) -> None:
     roots = host("rdma-zoo")
     assert list_network_cards(roots) == [
         "ens1f1",
@@ -263,7 +263,7 @@ def test_cards_of_a_node_are_read_again_and_again(host) -> None:
         rig.fresh()
 
 
-def test_an_interface_that_comes_changes_the_columns(host_copy) -> None:
+def test_a_new_interface_changes_the_columns(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     rig = Rig(roots, {"ens2f0": {"rx_pause_frames": 1}})
     rig.next()
@@ -272,7 +272,7 @@ def test_an_interface_that_comes_changes_the_columns(host_copy) -> None:
         rig.fresh()
 
 
-def test_a_node_without_these_nic_counters_is_absent_with_a_reason(host) -> None:
+def test_a_node_without_pause_counters_is_absent_with_a_reason(host) -> None:
     with pytest.raises(Unavailable) as raised:
         Rig(host("rdma-zoo"), {"ens2f0": {"rx_drops": 0}})
     assert raised.value.kind == "absent"

@@ -70,11 +70,11 @@ HOME = [
 ]
 
 
-def test_the_mounts_of_the_job(host) -> None:
+def test_all_values_of_the_jobs_nfs_mounts_are_read(host) -> None:
     assert OpenedCollector(MountsCollector, host("h100-node"), [4711]).read_all() == [*DATA, *HOME]
 
 
-def test_connections_over_rdma_count_no_queues_of_their_own(host) -> None:
+def test_nfs_over_rdma_reports_no_transport_queues(host) -> None:
     mounts = OpenedCollector(MountsCollector, host("lustre-nfs"), [4711])
     readings = {(name, device): value for name, device, value in mounts.read_all()}
     proj = {
@@ -104,7 +104,7 @@ def test_without_nfs_the_collector_is_absent_with_the_reason(host, name: str) ->
     assert caught.value == Unavailable("absent", "no NFS file system is mounted", "")
 
 
-def test_the_jobs_view_is_forbidden_and_ours_is_taken(host_copy, as_nobody) -> None:
+def test_forbidden_job_mounts_are_replaced_by_the_recorders_mounts(host_copy, as_nobody) -> None:
     roots = host_copy("h100-node")
     jobs = roots.proc / "4711/mountstats"
     (roots.proc / "self/mountstats").write_text(jobs.read_text().replace("/data", "/ours"))
@@ -146,7 +146,7 @@ def test_the_first_operation_of_a_kind_changes_the_columns(host_copy) -> None:
     )
 
 
-def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
+def test_a_changed_set_of_mounts_changes_the_columns(host_copy) -> None:
     roots = host_copy("h100-node")
     mounts = OpenedCollector(MountsCollector, roots, [4711])
     rewrite(roots, "mounted on /data", "mounted on /elsewhere")
@@ -154,7 +154,7 @@ def test_a_mount_that_comes_or_goes_changes_the_columns(host_copy) -> None:
         mounts.read_all()
 
 
-def test_a_negative_counter_is_failed(host_copy) -> None:
+def test_a_negative_counter_is_a_failed_value(host_copy) -> None:
     # Seen on a real machine (see the fixtures of node_exporter): 2^64 less 154467947070 ms.
     roots = host_copy("h100-node")
     rewrite(
@@ -170,7 +170,7 @@ def test_a_negative_counter_is_failed(host_copy) -> None:
     assert mounts.read_value("nfs.rtt_ns_total", "/data:READ") == 79_386 * MS
 
 
-def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host_copy) -> None:
+def test_the_job_replaces_the_recorder_as_observed_process(host_copy) -> None:
     roots = host_copy("h100-node")
     ours = (roots.proc / "4711/mountstats").read_text().replace("/data", "/ours")
     (roots.proc / "self/mountstats").write_text(ours)

@@ -37,7 +37,7 @@ def rewrite(roots, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_every_number_of_a_share_and_its_server(host) -> None:
+def test_all_values_of_a_share_and_server_are_read(host) -> None:
     assert readings(OpenedCollector(CifsCollector, host("lustre-nfs"), [4711])) == READINGS
 
 
@@ -48,14 +48,14 @@ def test_without_cifs_the_collector_is_absent(host, name: str) -> None:
     assert caught.value == Unavailable("absent", "no CIFS file system is mounted", "")
 
 
-def test_the_module_without_a_mount_is_absent_too(host_copy) -> None:
+def test_a_loaded_module_without_mounts_is_absent(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     (roots.proc / "fs/cifs/Stats").write_text("Resources in use\nCIFS Session: 0\n")
     with pytest.raises(Unavailable, match="no CIFS file system is mounted"):
         OpenedCollector(CifsCollector, roots)
 
 
-def test_a_kernel_that_keeps_no_time_says_so_in_the_column(host_copy) -> None:
+def test_a_kernel_without_operation_times_has_a_reason(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     rewrite(roots, "Stats", "jiffies (250 per second)", "nothing")
     rewrite(roots, "DebugData", "In Send: 1 In MaxReq Wait: 7", "")
@@ -67,7 +67,7 @@ def test_a_kernel_that_keeps_no_time_says_so_in_the_column(host_copy) -> None:
     assert now["cifs.in_flight_count", "filer"] == 12
 
 
-def test_queues_that_may_not_be_read_are_denied(host_copy, as_nobody) -> None:
+def test_forbidden_queues_are_denied(host_copy, as_nobody) -> None:
     roots = host_copy("lustre-nfs")
     (roots.proc / "fs/cifs/DebugData").chmod(0)
     with as_nobody():
@@ -77,7 +77,7 @@ def test_queues_that_may_not_be_read_are_denied(host_copy, as_nobody) -> None:
     assert now["cifs.read_bytes_total", "/win"] == 52_428_800
 
 
-def test_a_count_of_32_bits_goes_on_when_it_begins_anew(host_copy) -> None:
+def test_a_32_bit_counter_continues_after_wrapping(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     rewrite(roots, "Stats", "Reads: 50 total", "Reads: -10 total")  # 2^32 - 10
     opened = OpenedCollector(CifsCollector, roots, [4711])
@@ -88,7 +88,7 @@ def test_a_count_of_32_bits_goes_on_when_it_begins_anew(host_copy) -> None:
     assert opened.read_value("cifs.operations_total", "/win:CREATE") == 60
 
 
-def test_a_share_mounted_twice_or_nowhere_goes_by_its_name(host_copy) -> None:
+def test_a_share_without_a_unique_mount_uses_its_share_name(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     info = roots.proc / "4711/mountinfo"
     info.write_text(info.read_text() + "54 27 0:53 / /also rw - cifs //FILER/data rw\n")
@@ -96,7 +96,7 @@ def test_a_share_mounted_twice_or_nowhere_goes_by_its_name(host_copy) -> None:
     assert now["cifs.read_bytes_total", "//filer/data"] == 52_428_800
 
 
-def test_shares_that_come_and_go_change_the_columns(host_copy) -> None:
+def test_a_changed_set_of_shares_changes_the_columns(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     opened = OpenedCollector(CifsCollector, roots, [4711])
     rewrite(roots, "Stats", "filer\\data", "filer\\other")
@@ -104,7 +104,7 @@ def test_shares_that_come_and_go_change_the_columns(host_copy) -> None:
         opened.read_all()
 
 
-def test_the_recorders_own_view_is_replaced_by_that_of_the_job(host) -> None:
+def test_the_job_replaces_the_recorder_as_observed_process(host) -> None:
     pids: list[int] = []
     opened = OpenedCollector(CifsCollector, host("lustre-nfs"), pids)
     assert readings(opened) == READINGS

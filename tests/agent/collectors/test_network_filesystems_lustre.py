@@ -72,13 +72,13 @@ def readings_of(opened: OpenedCollector, device: str = "") -> list[tuple[str, st
     )
 
 
-def test_every_number_of_a_mount(host) -> None:
+def test_all_values_of_a_lustre_mount_are_read(host) -> None:
     opened = OpenedCollector(LustreCollector, host("lustre-nfs"), [4711])
     assert readings_of(opened) == expected()
     opened.close()
 
 
-def test_a_file_system_of_which_nothing_can_be_read_has_reasons_and_no_zeros(host) -> None:
+def test_an_unreadable_file_system_has_reasons_instead_of_zeros(host) -> None:
     opened = OpenedCollector(LustreCollector, host("lustre-nfs"), [4711])
     old = {(n, d): v for n, d, v in opened.read_all() if d.startswith("old-ffff9a0b1c2d4f00")}
     assert len(old) == 9 + 2 * 3
@@ -95,7 +95,7 @@ def test_without_lustre_the_collector_is_absent(host, name: str) -> None:
     assert caught.value == Unavailable("absent", "no Lustre file system is mounted", "")
 
 
-def test_a_user_who_may_not_read_debugfs_is_referred_to_one_who_may(host_copy, as_nobody) -> None:
+def test_forbidden_debugfs_is_denied_with_the_root_remedy(host_copy, as_nobody) -> None:
     roots = host_copy("lustre-nfs")
     debugfs = roots.sys / "kernel/debug"
     debugfs.chmod(0)  # for its owner, too: root may not run the tests
@@ -115,7 +115,7 @@ def without_debugfs(roots: Roots) -> Path:
     return proc
 
 
-def test_an_older_lustre_has_all_of_it_in_proc(host_copy) -> None:
+def test_an_older_lustre_is_read_completely_from_proc(host_copy) -> None:
     roots = host_copy("lustre-nfs")
     without_debugfs(roots)
     opened = OpenedCollector(LustreCollector, roots, [4711])
@@ -178,7 +178,7 @@ def test_a_second_reading_has_the_new_values(rig: Rig) -> None:
     assert now["lustre.rpc_ns_total", "/scratch:read"] == (2_400_000 + 8_902_000) * US
 
 
-def test_text_where_a_number_should_be_is_a_reason(rig: Rig) -> None:
+def test_text_instead_of_a_number_is_a_reason(rig: Rig) -> None:
     rig.edit(f"{OSC1}/rpc_stats", "pending read pages:   1024", "pending read pages:   lots")
     now = rig.next()
     why = Unavailable("failed", f"{OSC1}/rpc_stats: not understood", "")
@@ -188,7 +188,7 @@ def test_text_where_a_number_should_be_is_a_reason(rig: Rig) -> None:
     assert now["lustre.fetched_bytes_total", "/scratch"] == SCRATCH["fetched_bytes_total"]
 
 
-def test_a_target_that_vanishes_is_unknown_and_then_changes_the_columns(rig: Rig) -> None:
+def test_a_removed_target_is_unknown_before_the_columns_change(rig: Rig) -> None:
     rig.settle()
     shutil.rmtree(rig.debug / OSC1)
     rig.collector._mount_readers[0]._files.close()  # a held file of a real debugfs fails as well
@@ -205,7 +205,7 @@ def test_a_target_that_vanishes_is_unknown_and_then_changes_the_columns(rig: Rig
     assert ("lustre.target_rpcs_total", "scratch-OST0001") not in rig.open()
 
 
-def test_a_call_that_had_not_been_made_changes_the_columns(rig: Rig) -> None:
+def test_the_first_use_of_an_operation_changes_the_columns(rig: Rig) -> None:
     rig.edit(
         f"llite/scratch-{INSTANCE}/stats",
         "mmap ",
@@ -215,7 +215,7 @@ def test_a_call_that_had_not_been_made_changes_the_columns(rig: Rig) -> None:
         rig.next()
 
 
-def test_cleared_counters_begin_anew_and_a_late_ping_does_not_step_back(rig: Rig) -> None:
+def test_cleared_counters_restart_and_late_pings_do_not_decrease_counters(rig: Rig) -> None:
     ping = "obd_ping                  5 samples [usec] 100 100 500"
     rig.edit(f"{OSC1}/stats", ping, "obd_ping                  7 samples [usec] 100 100 700")
     assert rig.next()["lustre.target_rpcs_total", "scratch-OST0001"] == 300  # and not 298

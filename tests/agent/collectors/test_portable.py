@@ -81,7 +81,7 @@ def read_texts(collector: OpenedCollector) -> list[str]:
     ]
 
 
-def test_the_whole_output_on_a_mac(mac: SimpleNamespace) -> None:
+def test_all_values_on_a_mac_are_read(mac: SimpleNamespace) -> None:
     """Values by hand; a line without a value has the reason NOT_COUNTED."""
     collector = OpenedCollector(PortableCollector, Roots())
     disk = [
@@ -130,7 +130,7 @@ def test_the_whole_output_on_a_mac(mac: SimpleNamespace) -> None:
     assert reasons == {NOT_COUNTED}
 
 
-def test_a_call_that_fails_is_the_reason_of_its_columns(mac: SimpleNamespace) -> None:
+def test_a_failed_psutil_call_is_a_reason_in_its_columns(mac: SimpleNamespace) -> None:
     def deny(**_: bool) -> None:
         raise PermissionError
 
@@ -145,7 +145,7 @@ def test_a_call_that_fails_is_the_reason_of_its_columns(mac: SimpleNamespace) ->
     assert isinstance(speed, Unavailable) and speed.kind == "absent"
 
 
-def test_a_disk_or_interface_that_comes_or_goes_changes_the_columns(mac: SimpleNamespace) -> None:
+def test_a_changed_set_of_disks_or_interfaces_changes_the_columns(mac: SimpleNamespace) -> None:
     collector = OpenedCollector(PortableCollector, Roots())
     mac.net_io_counters = lambda pernic: {}
     with pytest.raises(DevicesChanged):
@@ -174,7 +174,7 @@ def test_counters_never_decrease(mac: SimpleNamespace) -> None:
     assert collector.read_value("cpu.system_ns_total", "all") == 1_500_000_000
 
 
-def test_without_psutil_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_psutil_is_absent_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     for kind in (PortableCollector, PortableProcessesCollector):
         with pytest.raises(Unavailable) as caught:
@@ -182,7 +182,7 @@ def test_without_psutil_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> No
         assert (caught.value.kind, caught.value.remedy) == ("absent", "pip install psutil")
 
 
-def test_here_it_agrees_with_the_linux_collectors() -> None:
+def test_portable_values_agree_with_the_linux_collectors() -> None:
     """Each Linux value is read before and after: a counter of psutil lies between the two."""
     kinds = {kind.name: kind for kind in COLLECTORS}  # type: ignore[attr-defined]
     linux = [OpenedCollector(kinds[name], Roots()) for name in ("cpu", "memory", "disk", "network")]
@@ -208,7 +208,7 @@ def test_here_it_agrees_with_the_linux_collectors() -> None:
         each.close()
 
 
-def test_counters_only_grow_and_time_passes() -> None:
+def test_counters_never_shrink_and_cpu_time_advances() -> None:
     collector = OpenedCollector(PortableCollector, Roots())
     first = collector.read_all()
     end = time.monotonic() + 0.1
@@ -252,12 +252,14 @@ def read_rows(collector: PortableProcessesCollector) -> dict[int, dict[str, int]
     return {row["pid"]: row for row in rows}
 
 
-def test_the_table_is_that_of_the_linux_collector() -> None:
+def test_the_portable_process_table_has_the_linux_columns() -> None:
     assert PROCESS_COLUMNS == processes.PROCESS_COLUMNS
     assert PortableProcessesCollector.table == processes.ProcessesCollector.name
 
 
-def test_a_child_and_what_it_has_read(reader: tuple[subprocess.Popen[str], Path]) -> None:
+def test_a_child_process_is_listed_with_its_read_bytes(
+    reader: tuple[subprocess.Popen[str], Path],
+) -> None:
     process, _ = reader
     collector = open_processes(Roots(), lambda: [process.pid])
     rows = read_rows(collector)
@@ -273,7 +275,9 @@ def test_a_child_and_what_it_has_read(reader: tuple[subprocess.Popen[str], Path]
     assert child["started_ticks"] == read_start_ticks("/proc", child["pid"])
 
 
-def test_both_process_tables_agree(reader: tuple[subprocess.Popen[str], Path]) -> None:
+def test_portable_and_linux_process_tables_agree(
+    reader: tuple[subprocess.Popen[str], Path],
+) -> None:
     process, _ = reader
     linux = processes.ProcessesCollector(Context(Roots(), None, lambda: [process.pid]))
     linux.open()
@@ -286,7 +290,7 @@ def test_both_process_tables_agree(reader: tuple[subprocess.Popen[str], Path]) -
     linux.close()
 
 
-def test_a_process_that_ended_and_the_recorder_itself_have_no_row(
+def test_ended_processes_and_the_recorder_have_no_row(
     reader: tuple[subprocess.Popen[str], Path],
 ) -> None:
     process, _ = reader
@@ -299,7 +303,7 @@ def test_a_process_that_ended_and_the_recorder_itself_have_no_row(
     assert read_rows(collector) == {}
 
 
-def test_hidden_values_are_minus_one(
+def test_hidden_process_values_are_recorded_as_minus_1(
     monkeypatch: pytest.MonkeyPatch, reader: tuple[subprocess.Popen[str], Path]
 ) -> None:
     """As on a Mac: `io_counters` does not exist; and threads are denied."""
@@ -324,7 +328,7 @@ def test_hidden_values_are_minus_one(
 # --- the choice ---
 
 
-def test_the_portable_collectors_replace_those_of_linux(tmp_path: Path) -> None:
+def test_portable_collectors_replace_the_linux_collectors_without_proc(tmp_path: Path) -> None:
     names = [kind.name for kind in select_collectors(Roots())]  # type: ignore[attr-defined]
     assert "cpu" in names and not {"portable", "portable_processes"} & set(names)
     without = select_collectors(Roots(tmp_path / "none", tmp_path / "none"))
@@ -338,6 +342,8 @@ def test_the_portable_collectors_replace_those_of_linux(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "choice"), [({}, None), ({"hz": 2}, None), ({"enabled": True}, True)]
 )
-def test_the_profile_can_force_it(settings: dict[str, Any], choice: bool | None) -> None:
+def test_the_profile_can_force_the_portable_collectors(
+    settings: dict[str, Any], choice: bool | None
+) -> None:
     plan = build_plan({"sampling": {"hz": 10, "collectors": {"portable": settings}}})
     assert plan.use_portable() is choice

@@ -55,7 +55,7 @@ def opened(roots: Roots, pids: Sequence[int], t_ns: int = 5) -> ProcessesCollect
     return collector
 
 
-def test_what_a_process_reads_writes_and_holds(tmp_path: Path) -> None:
+def test_reads_writes_and_memory_of_a_process_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(1 << 20))
     command = [sys.executable, "-S", "-c", READER, str(path)]
@@ -84,7 +84,7 @@ def test_what_a_process_reads_writes_and_holds(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_new_child_is_found_and_no_descriptor_is_left(open_files: Callable[[], int]) -> None:
+def test_a_new_child_is_found_and_descriptors_are_closed(open_files: Callable[[], int]) -> None:
     before = open_files()
     shell = subprocess.Popen(["sh", "-c", "sleep 60; true"])
     collector = opened(Roots(), [shell.pid])
@@ -162,7 +162,7 @@ def test_a_row_updates_only_the_fields_that_changed(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_child_is_searched_for_twice_and_then_thoroughly(tmp_path: Path) -> None:
+def test_a_new_process_starts_two_searches_before_a_thorough_search(tmp_path: Path) -> None:
     for pid in (10, 12, 13, 14):
         write_process(tmp_path, pid, "python", None)
     children = tmp_path / "10/task/10/children"
@@ -194,7 +194,7 @@ def test_a_child_is_searched_for_twice_and_then_thoroughly(tmp_path: Path) -> No
     collector.close()
 
 
-def test_processes_that_may_not_be_seen_are_denied(tmp_path: Path) -> None:
+def test_hidden_processes_are_denied(tmp_path: Path) -> None:
     mounts = tmp_path / "self" / "mounts"
     mounts.parent.mkdir()
     mounts.write_text("proc /proc proc rw,hidepid=invisible 0 0\n")
@@ -203,7 +203,7 @@ def test_processes_that_may_not_be_seen_are_denied(tmp_path: Path) -> None:
     assert raised.value.kind == "denied"
 
 
-def test_a_line_that_was_read_at_this_tick_is_not_read_again(tmp_path: Path) -> None:
+def test_a_stat_line_shared_in_this_tick_is_not_reread(tmp_path: Path) -> None:
     write_process(tmp_path, 10, "python", None)
     context = Context(Roots(tmp_path), None, lambda: [10])
     now_ns = 1_000_000_000
@@ -225,7 +225,7 @@ def test_the_main_threads_row_agrees_with_the_process() -> None:
     assert fields[0] == fields[1]  # all but memory, which moves between two readings
 
 
-def test_processes_that_threads_has_found_are_not_searched_again(tmp_path: Path) -> None:
+def test_processes_found_by_the_threads_collector_are_not_searched_again(tmp_path: Path) -> None:
     for pid in (10, 11, 12):
         write_process(tmp_path, pid, "python", None)
     pids = [10]
@@ -242,7 +242,7 @@ def test_processes_that_threads_has_found_are_not_searched_again(tmp_path: Path)
     assert [row[1] for row in collector.sample()] == [10, 11, 12]
 
 
-def test_negative_numbers_in_io_are_numbers() -> None:
+def test_negative_numbers_in_io_files_are_parsed() -> None:
     text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\n"
     assert parse_io(text + b"cancelled_write_bytes: -7\n") == TaskIo(1, 2, 5, 6)
 

@@ -36,7 +36,7 @@ def write(proc: Path, pid: int, cpus: str, nodes: str = "0", cpu: int = 0) -> No
     (proc / f"{pid}/task/{pid}/stat").write_text(STAT.format(pid=pid, cpu=cpu))
 
 
-def test_what_the_kernel_lets_this_process_use() -> None:
+def test_allowed_cpus_equal_the_affinity_of_this_process() -> None:
     collector = collector_of(Roots(), [os.getpid()])
     ((_, pid, processor, cpus, nodes),) = collector.sample()
     allowed = os.sched_getaffinity(0)
@@ -45,7 +45,7 @@ def test_what_the_kernel_lets_this_process_use() -> None:
     assert nodes == 0 and collector.strings()["nodes_allowed"]
 
 
-def test_equal_lists_are_kept_once_and_missing_ones_are_unknown(tmp_path: Path) -> None:
+def test_equal_cpu_lists_are_stored_once_and_missing_lists_unknown(tmp_path: Path) -> None:
     write(tmp_path, 10, "3", "0-1", cpu=3)
     write(tmp_path, 11, "3", "0-1", cpu=2)
     write(tmp_path, 12, "")
@@ -82,7 +82,7 @@ def test_a_changed_cpu_affinity_is_recorded(tmp_path: Path) -> None:
     assert collector.strings()["cpus_allowed"] == ["0-7", "7"]
 
 
-def test_a_job_hidden_by_hidepid_is_denied(host) -> None:
+def test_a_job_hidden_by_hidepid_has_denied_placement(host) -> None:
     with pytest.raises(Unavailable, match="mounted with hidepid") as caught:
         collector_of(host("hidepid-node"), [5000]).sample()
     assert caught.value.kind == "denied"

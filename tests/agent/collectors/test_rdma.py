@@ -25,7 +25,7 @@ def zoo(host) -> dict[tuple[str, str], Value]:
     return RdmaRig(host("rdma-zoo")).read_all()
 
 
-def test_every_port_has_every_column_in_order(host) -> None:
+def test_each_port_has_all_columns_in_order(host) -> None:
     rig = RdmaRig(host("rdma-zoo"))
     ports = ["bnxt_re0/1", "hfi1_0/1", "irdma0/1", "mlx4_0/1", "mlx5_0/1", "mlx5_1/1", "mlx5_2/1"]
     ports += ["rdmap0s6/1", "cxi0/1"]
@@ -34,7 +34,7 @@ def test_every_port_has_every_column_in_order(host) -> None:
     ]
 
 
-def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -> None:
+def test_infiniband_words_become_bytes_and_saturated_counters_unknown(zoo) -> None:
     assert pick_port(zoo, "mlx5_0/1", COUNTERS) == [
         4 * 1_000_000_000_000,
         4 * 2_000_000_000_000,
@@ -55,7 +55,7 @@ def test_infiniband_counts_words_and_a_counter_of_8_bits_that_has_stopped(zoo) -
     assert pick_port(zoo, "mlx5_0/1", LINK) == [4, 50_000_000_000, 4]  # 400 Gb/s
 
 
-def test_roce_with_congestion(zoo) -> None:
+def test_congestion_counters_of_a_roce_port_are_read(zoo) -> None:
     assert pick_port(zoo, "mlx5_2/1", COUNTERS) == [
         1000,
         2000,
@@ -75,7 +75,7 @@ def test_roce_with_congestion(zoo) -> None:
     ]
 
 
-def test_data_counters_of_32_bits_that_have_stopped_are_no_rate_of_zero(zoo) -> None:
+def test_saturated_32_bit_data_counters_are_unknown(zoo) -> None:
     end = 0xFFFFFFFF
     assert pick_port(zoo, "mlx4_0/1", COUNTERS) == [
         make_saturated("mlx4_0/1", "port_rcv_data", end),
@@ -99,7 +99,7 @@ def test_a_link_that_is_down_has_a_state_and_no_speed(zoo) -> None:
     assert pick_port(zoo, "mlx5_1/1", LINK) == [1, down, down]
 
 
-def test_bnxt_without_performance_management(zoo) -> None:
+def test_bnxt_ports_use_driver_counters_without_performance_management(zoo) -> None:
     port = "bnxt_re0/1"
 
     def keeps_no(name: str) -> Unavailable:
@@ -124,7 +124,7 @@ def test_bnxt_without_performance_management(zoo) -> None:
     ]
 
 
-def test_drivers_with_counters_of_their_own_only(zoo) -> None:
+def test_ports_with_only_driver_counters_are_read(zoo) -> None:
     missing = make_not_counted()
     assert pick_port(zoo, "irdma0/1", COUNTERS) == [
         1010,
@@ -149,7 +149,7 @@ def test_drivers_with_counters_of_their_own_only(zoo) -> None:
     ]
 
 
-def test_counters_are_read_anew_and_stop_being_known_at_their_end(host_copy) -> None:
+def test_counters_are_reread_and_become_unknown_when_saturated(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     rig = RdmaRig(roots)
     file = roots.sys / "class/infiniband/mlx5_2/ports/1/counters/port_xmit_wait"
@@ -160,7 +160,7 @@ def test_counters_are_read_anew_and_stop_being_known_at_their_end(host_copy) -> 
     assert seen == [0, 900, make_saturated("mlx5_2/1", "port_xmit_wait", 0xFFFFFFFF)]
 
 
-def test_a_value_carries_the_time_at_which_it_was_read(host) -> None:
+def test_values_carry_the_time_of_reading(host) -> None:
     rig = RdmaRig(host("rdma-zoo"))
     before_ns = rig.now_ns
     rig.read_all()
@@ -169,7 +169,7 @@ def test_a_value_carries_the_time_at_which_it_was_read(host) -> None:
     assert rig.collector.sampled_ns > before_ns
 
 
-def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
+def test_a_removed_device_changes_the_columns(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     rig = RdmaRig(roots)
     rig.read_all()
@@ -190,7 +190,7 @@ def test_a_device_that_goes_changes_the_columns(host_copy) -> None:
     assert raised.value.kind == "absent"
 
 
-def test_files_are_given_back(host, open_files) -> None:
+def test_open_files_are_released_on_close(host, open_files) -> None:
     before = open_files()
     rig = RdmaRig(host("rdma-zoo"))
     rig.read_fresh()
@@ -202,7 +202,7 @@ def test_files_are_given_back(host, open_files) -> None:
     assert open_files() == before
 
 
-def test_a_machine_without_rdma(host) -> None:
+def test_a_machine_without_rdma_is_absent(host) -> None:
     with pytest.raises(Unavailable) as raised:
         RdmaRig(host("h100-node"))
     assert raised.value.kind == "absent"

@@ -22,7 +22,7 @@ def zoo(host) -> dict[tuple[str, str], Value]:
     return RdmaRig(host("rdma-zoo")).read_all()
 
 
-def test_omni_path_counts_flits_of_eight_octets_and_leaves_two_files_empty(zoo) -> None:
+def test_omni_path_flits_count_as_eight_bytes(zoo) -> None:
     missing = make_not_counted()
     assert pick_port(zoo, "hfi1_0/1", COUNTERS) == [
         8 * 345_091_702_026,
@@ -43,7 +43,7 @@ def test_omni_path_counts_flits_of_eight_octets_and_leaves_two_files_empty(zoo) 
     ]
 
 
-def test_an_omni_path_card_is_known_by_its_driver_whatever_it_is_called(host_copy) -> None:
+def test_a_renamed_omni_path_card_is_recognized_by_its_driver(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     folder = roots.sys / "class/infiniband"
     (folder / "hfi1_0").rename(folder / "ibp5s0")
@@ -53,7 +53,7 @@ def test_an_omni_path_card_is_known_by_its_driver_whatever_it_is_called(host_cop
     assert RdmaRig(roots).read_all()["rdma.receive_bytes_total", "ibp5s0/1"] == 8 * 345_091_702_026
 
 
-def test_slingshot_cards_put_the_time_behind_their_values(zoo) -> None:
+def test_slingshot_values_are_parsed_without_their_timestamps(zoo) -> None:
     missing = make_not_counted()
     marked = 10 + sum(range(8))
     assert pick_port(zoo, "cxi0/1", COUNTERS) == [
@@ -82,7 +82,9 @@ def test_slingshot_cards_put_the_time_behind_their_values(zoo) -> None:
         ("up", "200000", ("not understood", "not understood")),
     ],
 )
-def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, str]) -> None:
+def test_unusable_slingshot_link_states_and_speeds_have_reasons(
+    host_copy, link: str, speed: str, expected: tuple[Any, str]
+) -> None:
     roots = host_copy("rdma-zoo")
     shutil.rmtree(roots.sys / "class/infiniband")  # a node of such cards only
     properties = roots.sys / "class/cxi/cxi0/device/properties"
@@ -94,7 +96,7 @@ def test_slingshot_links(host_copy, link: str, speed: str, expected: tuple[Any, 
     assert (printed, rate.message.split(": ")[-1]) == expected
 
 
-def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_copy) -> None:
+def test_without_the_cxi_class_slingshot_is_found_by_interface(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     shutil.rmtree(roots.sys / "class/infiniband")
     (roots.sys / "class/net/hsn0").mkdir()
@@ -108,7 +110,7 @@ def test_a_container_without_the_class_finds_slingshot_by_the_interface(host_cop
     assert (hca["name"], hca["ports"][0]["netdev"]) == ("hsn0", "hsn0")
 
 
-def test_counters_of_a_device_with_two_ports_are_of_neither(host_copy) -> None:
+def test_device_counters_are_not_assigned_to_either_of_two_ports(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     device = roots.sys / "class/infiniband/hfi1_0"
     shutil.copytree(device / "ports/1", device / "ports/2")
@@ -120,7 +122,7 @@ def test_counters_of_a_device_with_two_ports_are_of_neither(host_copy) -> None:
         ]
 
 
-def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
+def test_text_and_negative_numbers_are_rejected(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     port = roots.sys / "class/infiniband/mlx5_2/ports/1"
     rig = RdmaRig(roots)
@@ -137,7 +139,7 @@ def test_text_and_numbers_that_cannot_be_are_no_values(host_copy) -> None:
     ]
 
 
-def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) -> None:
+def test_a_counter_is_not_continued_from_a_different_file(host_copy) -> None:
     roots = host_copy("rdma-zoo")
     port = roots.sys / "class/infiniband/bnxt_re0/ports/1"
     data = port / "counters/port_rcv_data"
@@ -149,7 +151,7 @@ def test_what_was_counted_by_one_file_is_not_counted_on_by_another(host_copy) ->
     assert result == Unavailable("absent", "bnxt_re0/1 has no port_rcv_data", "")
 
 
-def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatch) -> None:
+def test_a_counter_file_that_returns_is_read_again(host_copy, monkeypatch) -> None:
     roots = host_copy("rdma-zoo")
     rig = RdmaRig(roots)
     rig.read_all()
@@ -162,7 +164,7 @@ def test_a_device_that_came_back_under_its_name_is_read_on(host_copy, monkeypatc
     assert rig.read_fresh()["rdma.receive_bytes_total", "mlx5_2/1"] == 44
 
 
-def test_permission_lost_in_mid_run_is_a_reason(host_copy, as_nobody) -> None:
+def test_forbidden_ports_are_denied_and_leave_the_others(host_copy, as_nobody) -> None:
     roots = host_copy("rdma-zoo")
     collector = RdmaCollector(Context(roots, None, list), first_wait_seconds=PATIENCE)
     ports = roots.sys / "class/infiniband/mlx5_2/ports/1"

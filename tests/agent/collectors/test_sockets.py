@@ -126,7 +126,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_connections_of_the_job_by_the_interface_they_go_out_by(rig: Rig) -> None:
+def test_connections_of_the_job_are_grouped_by_outgoing_interface(rig: Rig) -> None:
     rig.kernel.be(1, connection_state(unsent=500, rtt_ns=300, min_rtt_ns=200, lost_segments=1))
     rig.kernel.be(
         2, connection_state(unsent=70, unread=8, rtt_ns=500, min_rtt_ns=100, lost_segments=2)
@@ -221,7 +221,7 @@ def test_totals_start_at_zero_and_keep_closed_connections(rig: Rig) -> None:
     assert [rig.tick(8)[key] for key in totals] == [10 + 2, 663, 35]
 
 
-def test_a_counter_of_32_bits_that_wraps_goes_on(rig: Rig) -> None:
+def test_a_32_bit_counter_continues_after_wrapping(rig: Rig) -> None:
     rig.kernel.be(1, connection_state(retransmits=0xFFFFFFFE))
     rig.has(1)
     rig.tick(3)
@@ -229,7 +229,7 @@ def test_a_counter_of_32_bits_that_wraps_goes_on(rig: Rig) -> None:
     assert rig.tick()["retransmits_total", "eth0"] == 5
 
 
-def test_round_trips_are_those_of_connections_that_got_data_through(rig: Rig) -> None:
+def test_round_trip_times_come_from_connections_that_delivered_data(rig: Rig) -> None:
     for inode, rtt_ns in ((1, 10), (2, 20), (3, 900)):
         rig.kernel.be(inode, connection_state(rtt_ns=rtt_ns, delivery_bytes_per_second=inode))
         rig.has(inode)
@@ -295,7 +295,9 @@ def test_descriptors_are_searched_only_for_new_connections(
     assert looked == [f"{rig.proc}/10/fd"]
 
 
-def test_processes_in_another_network_namespace_are_a_reason(tmp_path: Path) -> None:
+def test_processes_in_another_network_namespace_are_absent_and_reported_once(
+    tmp_path: Path,
+) -> None:
     rig = Rig(tmp_path, pids=(10, 11))
     rig.kernel.be(1, connection_state())
     rig.has(1, pid=11)
@@ -319,9 +321,7 @@ def test_processes_in_another_network_namespace_are_a_reason(tmp_path: Path) -> 
     assert rig.collector.events() == []  # is said once
 
 
-def test_open_files_that_may_not_be_seen_are_denied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forbidden_open_files_are_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
     rig.kernel.be(1, connection_state())
 

@@ -132,21 +132,19 @@ def agree(section: str, mine: dict, theirs: dict) -> int:
         ("rdma", RdmaCollector, 13),
     ],
 )
-def test_as_node_exporter_prints_it(
+def test_host_values_equal_the_output_of_node_exporter(
     exporter: Roots, theirs: dict, section: str, kind: type, values: int
 ) -> None:
     assert agree(section, readings(kind, exporter), theirs) == values
 
 
-def test_numa_nodes_and_faults(exporter: Roots, theirs: dict) -> None:
+def test_numa_and_fault_counters_equal_node_exporter(exporter: Roots, theirs: dict) -> None:
     mine = {**readings(MemoryCollector, exporter), **readings(ReclaimCollector, exporter)}
     assert agree("numa", mine, theirs) == 4 * 3
     assert agree("reclaim", mine, theirs) == 1
 
 
-def test_clocks_are_the_mean_of_a_package_and_heat_that_of_its_sensor(
-    exporter: Roots, theirs: dict
-) -> None:
+def test_package_clocks_and_temperatures_match_node_exporter(exporter: Roots, theirs: dict) -> None:
     mine = readings(CpuClockCollector, exporter)
     cores = list_values(theirs, "node_cpu_core_throttles_total")
     assert len(cores) == 4  # two packages of two CPUs each, 0 and 1, 2 and 3
@@ -168,7 +166,7 @@ def test_clocks_are_the_mean_of_a_package_and_heat_that_of_its_sensor(
         assert mine[signal, device] == sum(summed(theirs, [(name, wanted)], "", "").values())
 
 
-def test_tcp_and_links(exporter: Roots, theirs: dict) -> None:
+def test_tcp_and_link_values_equal_node_exporter(exporter: Roots, theirs: dict) -> None:
     net = exporter.proc / "net"
     sent, again = SnmpParser()((net / "snmp").read_bytes())
     timeouts = NetstatParser()((net / "netstat").read_bytes())
@@ -190,7 +188,7 @@ def stated(width: int) -> list[list[str]]:
     return [cell for cell in cells if len(cell) == width]
 
 
-def test_what_the_procfs_library_states(library: Roots) -> None:
+def test_host_values_equal_those_of_the_procfs_library(library: Roots) -> None:
     mine: dict[tuple[str, str], Value] = {}
     for kind in (NetworkCollector, RunqueueCollector, CpuClockCollector, RdmaCollector):
         mine |= readings(kind, library)
@@ -200,7 +198,7 @@ def test_what_the_procfs_library_states(library: Roots) -> None:
         assert mine[signal, device] == float(number) * float(factor), (signal, device)
 
 
-def test_what_the_procfs_library_states_of_a_process(library: Roots) -> None:
+def test_process_values_equal_those_of_the_procfs_library(library: Roots) -> None:
     folder = library.proc / "26231"
     stat = (folder / "stat").read_bytes()
     name, _, _, started_ticks, rss_bytes = parse_process_stat(stat)
@@ -227,7 +225,7 @@ def test_what_the_procfs_library_states_of_a_process(library: Roots) -> None:
     assert parse_allowed((folder / "status").read_bytes()) == ("0-7", "0")
 
 
-def test_what_the_procfs_library_states_of_an_amd_card(library: Roots) -> None:
+def test_amd_card_values_equal_those_of_the_procfs_library(library: Roots) -> None:
     collector = GpuAmdCollector(Context(library, None, tuple), first_wait_seconds=20.0)
     columns = collector.open()
     mine = {signal.name: value for (signal, _), value in zip(columns, collector.sample())}

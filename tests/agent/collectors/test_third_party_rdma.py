@@ -35,7 +35,7 @@ def values(folder: Path, archive: str, sys: str) -> dict[tuple[str, str], Value]
     }
 
 
-def test_ports_as_node_exporter_prints_them(tmp_path: Path) -> None:
+def test_rdma_port_values_equal_node_exporter(tmp_path: Path) -> None:
     ours = values(tmp_path, "node-exporter-fixtures/sys.tar.gz", "sys")
     expected = (SHARED / "node-exporter-fixtures/expected-e2e-output.txt.gz").read_bytes()
     text = gzip.decompress(expected).decode()
@@ -67,7 +67,7 @@ def test_ports_as_node_exporter_prints_them(tmp_path: Path) -> None:
     assert isinstance(missing, Unavailable) and missing.kind == "absent"
 
 
-def test_ports_of_the_procfs_library(tmp_path: Path) -> None:
+def test_rdma_port_values_equal_those_of_the_procfs_library(tmp_path: Path) -> None:
     ours = values(tmp_path, "procfs-fixtures/fixtures.tar.gz", "fixtures/sys")
     known = json.loads((SHARED / "procfs-fixtures/known.json").read_text())["infiniband_counters"]
     compared = 0

@@ -59,7 +59,7 @@ def ours(kind: type, roots: Roots, pid: int) -> dict[tuple[str, str], object]:
 
 
 @needs_trees
-def test_disks(tree: Roots, theirs: dict) -> None:
+def test_disk_values_equal_node_exporter(tree: Roots, theirs: dict) -> None:
     mine = ours(DiskCollector, tree, 10)
     table = rows("disk")
     assert {name for name, _ in mine} == {row.signal for row in table}  # all that we know of a disk
@@ -75,7 +75,7 @@ def test_disks(tree: Roots, theirs: dict) -> None:
 
 
 @needs_trees
-def test_nfs_mounts(tree: Roots, theirs: dict) -> None:
+def test_nfs_mount_values_equal_node_exporter(tree: Roots, theirs: dict) -> None:
     mine = ours(MountsCollector, tree, 10)
     compared = 0
     for row in rows("mounts"):
@@ -113,14 +113,14 @@ def test_retransmissions_are_transmissions_less_requests(tree: Roots, theirs: di
 
 
 @needs_trees
-def test_memory_and_what_is_read_again(tree: Roots, theirs: dict) -> None:
+def test_memory_values_equal_node_exporter(tree: Roots, theirs: dict) -> None:
     mine = ours(MemoryCollector, tree, 10)
     for row in rows("memory"):
         (number,) = list_values(theirs, row.metric).values()
         assert mine[row.signal, ""] == number * row.factor, row
 
 
-def test_the_page_names_signals_that_there_are() -> None:
+def test_the_comparison_page_names_existing_signals() -> None:
     from clusterprof.signals import BY_NAME
 
     for section in ("disk", "mounts", "memory"):

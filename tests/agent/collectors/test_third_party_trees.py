@@ -65,7 +65,7 @@ def ours(kind: type, roots: Roots) -> Iterator[tuple[str, str, float]]:
         yield name, device, value
 
 
-def test_disks_as_node_exporter_prints_them(node_exporter: Roots) -> None:
+def test_disk_values_equal_node_exporter(node_exporter: Roots) -> None:
     theirs = expected()
     names = {
         "disk.read_bytes_total": ("node_disk_read_bytes_total", 1),
@@ -101,7 +101,7 @@ def test_disks_as_node_exporter_prints_them(node_exporter: Roots) -> None:
     }
 
 
-def test_pressure_and_faults_as_node_exporter_prints_them(node_exporter: Roots) -> None:
+def test_pressure_and_faults_equal_node_exporter(node_exporter: Roots) -> None:
     theirs = expected()
     pressure = {name: value for name, _, value in ours(PressureCollector, node_exporter)}
     assert pressure == {
@@ -120,7 +120,7 @@ def test_pressure_and_faults_as_node_exporter_prints_them(node_exporter: Roots) 
     assert memory.read_value("memory.major_faults_total") == theirs["node_vmstat_pgmajfault", ""]
 
 
-def test_a_core_as_node_exporter_prints_it(node_exporter: Roots) -> None:
+def test_core_cpu_times_equal_node_exporter(node_exporter: Roots) -> None:
     lines = json.loads((SHARED / "node-exporter-fixtures/known.json").read_text())["expected_lines"]
     mode = re.compile(r'node_cpu_seconds_total\{cpu="0",mode="(\w+)"\} (\S+)')
     seconds = {m[1]: float(m[2]) for line in lines if (m := mode.fullmatch(line))}
@@ -135,7 +135,7 @@ def test_a_core_as_node_exporter_prints_it(node_exporter: Roots) -> None:
     }
 
 
-def test_nfs_mounts_as_node_exporter_prints_them(node_exporter: Roots) -> None:
+def test_nfs_mount_values_equal_node_exporter(node_exporter: Roots) -> None:
     theirs = expected()
     mounts = parse_mountstats((node_exporter.proc / "10/mountstats").read_bytes())
     # The tree mounts two exports on one folder; the one mounted last is what a process sees.
@@ -149,7 +149,7 @@ def test_nfs_mounts_as_node_exporter_prints_them(node_exporter: Roots) -> None:
     )
 
 
-def test_procfs_tree(trees: Path) -> None:
+def test_network_values_of_the_procfs_tree_are_read(trees: Path) -> None:
     fixtures = trees / "procfs-fixtures/fixtures"
     roots = Roots(fixtures / "proc", fixtures / "sys")
     network = OpenedCollector(NetworkCollector, roots)
@@ -159,7 +159,7 @@ def test_procfs_tree(trees: Path) -> None:
     assert network.read_value("network.link_bytes_per_second", "eth0") == 125_000_000  # 1000 Mb/s
 
 
-def test_dynolog_tree(trees: Path) -> None:
+def test_core_cpu_times_equal_the_dynolog_test_values(trees: Path) -> None:
     known = json.loads((SHARED / "dynolog-testroot/known.json").read_text())
     stated = known["stated_by_source"]["dynolog/tests/KernelCollecterTest.cpp"]
     root = trees / "dynolog-testroot/root"

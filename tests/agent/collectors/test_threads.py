@@ -68,7 +68,7 @@ def rig() -> Iterator[ThreadRig]:
     made.collector.close()
 
 
-def test_a_sleeping_process_is_in_every_tick_at_the_place_it_sleeps(
+def test_a_sleeping_process_has_its_wait_place_in_every_tick(
     rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = run(SLEEP)
@@ -90,7 +90,7 @@ def test_a_sleeping_process_is_in_every_tick_at_the_place_it_sleeps(
         assert rig.list_wait_places()[again.wchan] == place.split(".")[0]
 
 
-def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
+def test_spinning_threads_are_followed_and_idle_threads_are_not(
     rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = run(SPIN_BESIDE)
@@ -109,7 +109,7 @@ def test_a_spinning_thread_is_followed_and_an_idle_one_is_not(
     assert running.user + running.system >= spinner.user + spinner.system
 
 
-def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
+def test_a_forked_worker_is_found_and_a_dead_worker_dropped(
     rig: ThreadRig, run: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     parent = run(FORK)
@@ -128,7 +128,7 @@ def test_a_forked_worker_is_found_and_a_dead_one_forgotten(
     rig.tick_until(lambda rows: not rows or rows[0].state == ord("Z"))
 
 
-def test_every_descriptor_is_given_back(
+def test_all_descriptors_are_released_on_close(
     run: Callable[[str], subprocess.Popen[str]], open_files: Callable[[], int]
 ) -> None:
     process = run(SPIN_BESIDE)
@@ -142,7 +142,7 @@ def test_every_descriptor_is_given_back(
     assert open_files() == before
 
 
-def test_a_row_in_full(proc: Path) -> None:
+def test_a_thread_row_has_all_values(proc: Path) -> None:
     thread = FakeThread(proc, 10, 10)
     rig = ThreadRig(Roots(proc), [10])
     numbers = {"faults": 7, "user": 3, "system": 2, "block": 5}
@@ -157,7 +157,7 @@ def test_a_row_in_full(proc: Path) -> None:
     ("setting", "block", "seen"),
     [("0\n", 0, -1), ("1\n", 0, 0), ("1\n", 5, 50_000_000), (None, 0, -1), (None, 5, 50_000_000)],
 )
-def test_block_io_delay_is_unknown_where_the_kernel_keeps_none(
+def test_block_io_delay_is_unknown_without_kernel_accounting(
     proc: Path, setting: str | None, block: int, seen: int
 ) -> None:
     delays = proc / "sys/kernel/task_delayacct"
@@ -167,7 +167,7 @@ def test_block_io_delay_is_unknown_where_the_kernel_keeps_none(
 
 
 @pytest.mark.parametrize("times", ["", "0 0 0"])
-def test_without_schedstat_its_times_are_unknown(proc: Path, times: str) -> None:
+def test_without_schedstat_cpu_and_run_delay_are_unknown(proc: Path, times: str) -> None:
     thread = FakeThread(proc, 10, 10)
     thread.set_state("S", times, user=4)
     rig = ThreadRig(Roots(proc), [10])
@@ -177,7 +177,7 @@ def test_without_schedstat_its_times_are_unknown(proc: Path, times: str) -> None
     assert (row.state, row.user) == (ord("R"), 50_000_000)
 
 
-def test_a_blocked_thread_is_looked_at_even_if_it_did_not_run(proc: Path) -> None:
+def test_a_blocked_thread_is_read_even_without_cpu_time(proc: Path) -> None:
     thread = FakeThread(proc, 10, 10)
     rig = ThreadRig(Roots(proc), [10])
     seen = []
@@ -202,7 +202,7 @@ def test_other_threads_are_followed_only_while_they_run(proc: Path) -> None:
     assert [tick for tick, there in enumerate(seen) if there] == [0, *range(15, 27)]
 
 
-def test_a_process_that_may_not_be_seen_is_denied(tmp_path: Path) -> None:
+def test_a_hidden_process_is_denied(tmp_path: Path) -> None:
     mounts = tmp_path / "self" / "mounts"
     mounts.parent.mkdir()
     mounts.write_text("proc /proc proc rw,hidepid=2 0 0\n")
@@ -213,6 +213,6 @@ def test_a_process_that_may_not_be_seen_is_denied(tmp_path: Path) -> None:
     assert "hidepid" in raised.value.remedy
 
 
-def test_no_process_is_no_row(tmp_path: Path) -> None:
+def test_a_missing_process_has_no_row(tmp_path: Path) -> None:
     assert ThreadRig(Roots(tmp_path), []).tick() == []
     assert ThreadRig(Roots(tmp_path), [10]).tick() == []  # has ended

@@ -17,7 +17,7 @@ def named(thread: FakeThread, name: str) -> None:
     path.write_text(path.read_text().replace("(w)", f"({name})"))
 
 
-def test_other_threads_are_named_and_a_new_name_is_a_new_row(tmp_path: Path) -> None:
+def test_a_renamed_thread_has_the_new_name_in_later_rows(tmp_path: Path) -> None:
     FakeThread(tmp_path, 10, 10).set_state("S", "1 0 1")
     other = FakeThread(tmp_path, 10, 11)
     other.set_state("R", "5 0 1")
@@ -29,7 +29,7 @@ def test_other_threads_are_named_and_a_new_name_is_a_new_row(tmp_path: Path) -> 
     assert rig.collector.strings()["name"] == ["w", "a) b (c"]
 
 
-def test_a_recording_without_names_is_read_as_before() -> None:
+def test_a_recording_without_thread_names_is_readable() -> None:
     def tables(*, names: bool) -> dict[int, str]:
         columns = COLUMNS if names else COLUMNS[:-1]
         values = {"t_ns": (5, 5), "pid": (10, 10), "tid": (10, 11), "name": (-1, 0)}

@@ -33,7 +33,7 @@ def places_of(thread: FakeThread, rig: ThreadRig) -> list[str]:
     return collected
 
 
-def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
+def test_the_wait_place_is_read_once_per_sleep(proc: Path) -> None:
     FakeThread(proc, 10, 10).set_state("R", "1 1 1")
     thread = FakeThread(proc, 10, 11)
     thread.set_state("R", "0 0 1")
@@ -43,7 +43,7 @@ def test_the_place_of_sleep_is_read_once_per_sleep(proc: Path) -> None:
     assert rig.list_wait_places()[rig.tick()[1].wchan] == "blocked"
 
 
-def test_the_first_thread_of_a_process_is_asked_in_every_tick(proc: Path) -> None:
+def test_the_main_threads_wait_place_is_read_in_every_tick(proc: Path) -> None:
     rig = ThreadRig(Roots(proc), [10])
     places = places_of(FakeThread(proc, 10, 10), rig)
     assert places == ["first", "second", "second", "second", "third"]

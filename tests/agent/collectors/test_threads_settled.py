@@ -99,7 +99,7 @@ def test_a_vanishing_thread_leaves_the_others_in_the_tick(
     assert rig.collector._context.readings.pids() == sorted(rig.collector._main)
 
 
-def test_a_line_that_is_longer_than_one_reading_is_read_whole(proc: Path) -> None:
+def test_a_stat_line_beyond_the_read_buffer_is_read_completely(proc: Path) -> None:
     (proc / "sys/kernel/task_delayacct").write_text("1\n")
     rig, (thread,) = settled(proc, 10)
     thread.set_state("S", "2 0 2", "second", block=5)
@@ -120,7 +120,7 @@ def test_a_closed_collector_no_longer_searches_processes(proc: Path) -> None:
     assert rig.collector._context.readings.pids() == []
 
 
-def test_another_form_of_schedstat_is_understood_one_by_one() -> None:
+def test_an_unusual_schedstat_format_is_parsed_for_each_thread() -> None:
     thread = Thread("/proc", os.getpid(), os.getpid(), module.DescriptorBudget(8))
     stat = Path("/proc/self/stat").read_bytes()
     looks = [(thread, b"5  7 9\n", stat, b""), (thread, None, b"", b"")]

@@ -84,7 +84,7 @@ def around(roots: Roots, kind: type = TwoGpus, **more: str) -> JobEnvironment:
     )
 
 
-def test_all_of_it_is_as_accepted(host: Callable[[str], Roots]) -> None:
+def test_the_job_report_matches_the_golden_file(host: Callable[[str], Roots]) -> None:
     text = format_job(around(host("slurm-job"), NCCL_IB_HCA="mlx5_1"))
     assert max(map(len, text.splitlines())) <= 80
     path = HOSTS / "slurm-job/doctor-job.txt"
@@ -93,9 +93,7 @@ def test_all_of_it_is_as_accepted(host: Callable[[str], Roots]) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
-    host: Callable[[str], Roots],
-) -> None:
+def test_each_rank_of_the_job_is_listed_once_with_devices(host: Callable[[str], Roots]) -> None:
     result = around(host("slurm-job"))
     document = result.document()
     assert document["job"] == {
@@ -120,7 +118,7 @@ def test_ranks_are_those_of_the_job_each_once_and_have_their_devices(
     ]
 
 
-def test_what_a_process_of_a_rank_was_seen_to_use_comes_first(host: Callable[[str], Roots]) -> None:
+def test_observed_device_use_overrides_the_local_rank(host: Callable[[str], Roots]) -> None:
     result = around(host("slurm-job"), SeenCrosswise)
     users = {
         device["id"]: [(u["rank"], u["how"]) for u in device["users"]] for device in result.devices
@@ -130,7 +128,7 @@ def test_what_a_process_of_a_rank_was_seen_to_use_comes_first(host: Callable[[st
     assert shared.message == "ranks 0, 1 share GPU-bb11: they wait for each other's kernels"
 
 
-def test_cores_quota_and_workers_are_those_of_a_rank(host: Callable[[str], Roots]) -> None:
+def test_cores_and_quota_are_divided_among_ranks(host: Callable[[str], Roots]) -> None:
     affinity = around(host("slurm-job")).affinity
     # CPUs 0, 8 and 1, 9 are threads of two cores; 3 CPUs of quota are 1.5 for each of two ranks,
     # and its main thread needs one.
@@ -167,7 +165,7 @@ def test_a_device_at_another_numa_node_than_its_rank_is_reported(
     assert not [o for o in around(host("slurm-job")).changes if "NUMA" in o.message]
 
 
-def test_files_name_type_server_and_options_and_nothing_private(
+def test_files_list_type_server_and_options_without_client_addresses(
     host: Callable[[str], Roots],
 ) -> None:
     files = {file["what"]: file for file in around(host("slurm-job")).files}
@@ -187,7 +185,7 @@ def test_files_name_type_server_and_options_and_nothing_private(
     assert "clientaddr" not in str(files) and "addr=" not in str(files)
 
 
-def test_every_finding_names_who_can_change_it_and_how(host: Callable[[str], Roots]) -> None:
+def test_each_finding_names_an_owner_and_a_remedy(host: Callable[[str], Roots]) -> None:
     changes = around(host("slurm-job"), NCCL_SOCKET_IFNAME="=eth7", NCCL_IB_DISABLE="1").changes
     owners = [change.owner for change in changes]
     assert owners == sorted(owners, key=["you", "job", "cluster admin"].index)
@@ -198,7 +196,7 @@ def test_every_finding_names_who_can_change_it_and_how(host: Callable[[str], Roo
     assert by_key["hidepid"] == "cluster admin"
 
 
-def test_the_batch_script_is_in_the_allocation_and_no_rank(host: Callable[[str], Roots]) -> None:
+def test_the_batch_script_has_an_allocation_but_no_rank(host: Callable[[str], Roots]) -> None:
     roots = host("slurm-job")
     place = find_job_context(roots, environment(roots, 4700), 4700, 1)
     assert place.allocation_only and place.facts["rank"] is None
@@ -263,12 +261,14 @@ IDS = ["GPU-8932f937-d72c", "GPU-8932ffff-0000", "GPU-11111111-2222"]
         ("NoDevFiles", []),
     ],
 )
-def test_cuda_visible_devices(words: str | None, expected: list[str]) -> None:
+def test_cuda_visible_devices_selects_and_orders_gpus(
+    words: str | None, expected: list[str]
+) -> None:
     chosen = {} if words is None else {"CUDA_VISIBLE_DEVICES": words}
     assert list_visible_devices("gpu_nvidia", [{"id": id_} for id_ in IDS], chosen) == expected
 
 
-def test_visible_devices_of_other_makers() -> None:
+def test_visibility_variables_of_other_vendors_are_parsed() -> None:
     four = [{"id": f"d{index}"} for index in range(4)]
     of_rocr = {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}
     assert list_visible_devices("gpu_amd", four, of_rocr) == ["d1"]
@@ -307,7 +307,7 @@ def test_nccl_interface_lists_are_parsed_as_nccl_does(
     assert is_chosen(name, words) is chosen
 
 
-def test_lists_of_cpus() -> None:
+def test_cpu_lists_are_parsed_and_formatted() -> None:
     assert parse_cpus("0-2,8,10-11\n") == {0, 1, 2, 8, 10, 11}
     assert format_cpus({0, 1, 2, 8, 10, 11}) == "0-2,8,10-11"
     for wrong in ("", "a-b", "3-", "0-99999999"):
@@ -317,7 +317,7 @@ def test_lists_of_cpus() -> None:
 @pytest.mark.parametrize(
     ("launcher", "word"), [("Slurm", "--cpus-per-task"), ("Open MPI", "--bind-to none")]
 )
-def test_workers_pinned_to_one_core_are_the_launchers(launcher: str, word: str) -> None:
+def test_the_remedy_for_a_single_core_names_the_launcher(launcher: str, word: str) -> None:
     pinned = {
         "cpus_allowed": "5",
         "cpus_allowed_count": 1,

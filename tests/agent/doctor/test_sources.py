@@ -43,26 +43,26 @@ def look(answer: Any) -> SourceCheck:
     return result
 
 
-def test_all_is_seen() -> None:
+def test_a_source_with_all_values_is_available() -> None:
     assert look([1, 2, 3, 4]) == SourceCheck(
         "disks", "available", "2 signals of vda, vdb", "", "", ""
     )
 
 
-def test_some_values_are_missing() -> None:
+def test_a_source_with_missing_values_lists_the_reasons() -> None:
     outcomes = look([1, WHY, 3, WHY])
     assert outcomes.status == "available"
     assert outcomes.missing == ("disk.writes_total: /proc/x: permission denied",)
 
 
-def test_no_value_is_there() -> None:
+def test_a_source_without_values_reports_the_reason() -> None:
     expected = SourceCheck("disks", "denied", "", WHY.message, "run as root", "cluster admin")
     assert look([WHY] * 4) == expected
     assert look(WHY) == expected
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), MemoryError()])
-def test_a_crashing_collector_is_reported_as_our_bug(error: BaseException) -> None:
+def test_a_crashing_collector_is_reported_as_a_clusterprof_bug(error: BaseException) -> None:
     outcomes = look(error)
     assert (outcomes.status, outcomes.owner) == ("failed", "you")
     assert outcomes.message.startswith(type(error).__name__)
@@ -78,10 +78,10 @@ def test_a_crashing_collector_is_reported_as_our_bug(error: BaseException) -> No
         (Unavailable("failed", "broken", "report this as a bug"), "you"),
     ],
 )
-def test_who_can_change_it(why: Unavailable, owner: str) -> None:
+def test_the_owner_of_a_remedy_is_identified(why: Unavailable, owner: str) -> None:
     assert find_owner(why) == owner
 
 
-def test_spans_need_a_folder_of_this_machine() -> None:
+def test_spans_are_available_on_this_machine() -> None:
     result = check_spans({})
     assert (result.name, result.status) == ("spans", "available")

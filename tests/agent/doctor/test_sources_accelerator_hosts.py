@@ -47,7 +47,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_doctor(
+def test_doctor_output_matches_the_golden_file(
     node: str,
     gate: Path,
     host: Callable[[str], Roots],
@@ -62,7 +62,7 @@ def test_doctor(
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_recording(
+def test_the_recording_matches_the_golden_file(
     node: str, gate: Path, host: Callable[[str], Roots], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", prepend_to_path(HOSTS / node / "tools"))

@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
         ("pci0000:80/0000:80:01.0/0000:81:00.0", 1, "system"),
     ],
 )
-def test_a_path_is_named_by_the_common_bridge(
+def test_a_gpu_nic_path_is_named_after_the_common_bridge(
     machine: Machine, card: str, numa: int, path: str
 ) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0", GPU, 0)
@@ -70,7 +70,7 @@ def test_a_path_is_named_by_the_common_bridge(
     assert machine.describe() == {"gpu_nics": [entry]}
 
 
-def test_the_nearest_of_several_is_named_and_all_that_are_as_near(machine: Machine) -> None:
+def test_all_nics_at_the_shortest_distance_are_named(machine: Machine) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0", GPU, 0)
     machine.pci("pci0000:80/0000:80:01.0/0000:83:00.0", GPU, 1)
     machine.card("far", "pci0000:10/0000:10:01.0/0000:14:00.0", 0)
@@ -81,13 +81,13 @@ def test_the_nearest_of_several_is_named_and_all_that_are_as_near(machine: Machi
     assert rows == [(["near"], "switch"), (["a", "b"], "numa")]
 
 
-def test_a_virtual_machine_that_shows_no_tree_says_nothing(machine: Machine) -> None:
+def test_a_flat_pci_tree_reports_no_gpu_nic_paths(machine: Machine) -> None:
     machine.pci("pci0000:00/0000:00:05.0", GPU)
     machine.card("mlx5_0", "pci0000:00/0000:00:06.0")
     assert "gpu_nics" not in machine.describe()
 
 
-def test_what_only_displays_is_no_gpu(machine: Machine) -> None:
+def test_display_controllers_are_not_listed_as_gpus(machine: Machine) -> None:
     machine.card("mlx5_0", "pci0000:10/0000:10:01.0/0000:12:00.0", 0)
     for slot, kind in enumerate(
         (
@@ -173,7 +173,7 @@ NO_WAY = (
         ),
     ],
 )
-def test_gpudirect(
+def test_gpudirect_support_is_detected_with_missing_parts(
     machine: Machine, files: dict[str, str], entry: dict[str, Any], missing: tuple[str, ...]
 ) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", GPU, 0)
@@ -201,7 +201,7 @@ def test_a_plain_machine_has_no_fabric(tmp_path: Path) -> None:
     assert (look.name, look.status, look.found) == ("fabric", "absent", "")
 
 
-def test_a_gpu_on_another_socket_than_every_card_is_reported(machine: Machine) -> None:
+def test_a_gpu_without_a_nic_on_its_socket_is_reported(machine: Machine) -> None:
     machine.pci("pci0000:10/0000:10:01.0/0000:13:00.0", GPU, 0)
     machine.pci("pci0000:80/0000:80:01.0/0000:81:00.0", NIC, 1)
     port = machine.roots.sys / "class/infiniband/mlx5_0"

@@ -78,7 +78,7 @@ def test_doctor_reports_the_expected_lines(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_recorded(name: str, host: Any) -> None:
+def test_the_recording_matches_the_golden_file(name: str, host: Any) -> None:
     read_golden(name, "recording.txt", "\n".join(recorded(name, host(name))) + "\n")
 
 

@@ -99,7 +99,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Roots]
     return request.param, Roots(folder / "proc", folder / "sys")
 
 
-def test_doctor_is_as_accepted(
+def test_doctor_output_matches_the_golden_file(
     machine: tuple[str, Roots], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, roots = machine
@@ -108,7 +108,7 @@ def test_doctor_is_as_accepted(
     read_golden(name, "doctor.txt", capsys.readouterr().out.replace(f"{roots.proc.parent}/", "/"))
 
 
-def test_a_recording_is_as_accepted(machine: tuple[str, Roots]) -> None:
+def test_the_recording_matches_the_golden_file(machine: tuple[str, Roots]) -> None:
     name, roots = machine
     lines = [
         f"cpus {build_host_inventory(roots)['cpus']}".replace(f"'count': {os.cpu_count()}", "…")

@@ -34,14 +34,16 @@ def patient(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_doctor_is_as_accepted(name: str, host: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_output_matches_the_golden_file(
+    name: str, host: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds = [patient(GpuAmdCollector), patient(GpuIntelCollector)]
     _print_source_checks(check_sources(kinds, host(name)), as_json=False)
     read_golden(name, "doctor.txt", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recording_is_as_accepted(name: str, host: Any) -> None:
+def test_the_recording_matches_the_golden_file(name: str, host: Any) -> None:
     kind = GpuAmdCollector if name == "mi300x-node" else GpuIntelCollector
     read_golden(name, "recording.txt", "\n".join(recorded(kind, host(name))) + "\n")
 

@@ -45,7 +45,7 @@ def looked(roots: Roots, kinds: Sequence[Any]) -> list[SourceCheck]:
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_doctor_is_as_accepted_on(name: str, host: Callable[[str], Roots]) -> None:
+def test_doctor_output_matches_the_golden_file(name: str, host: Callable[[str], Roots]) -> None:
     text = format_source_checks(looked(host(name), HERE[name]))
     path = HOSTS / name / "doctor.txt"
     if os.environ.get("CLUSTERPROF_ACCEPT_GOLDEN"):
@@ -54,7 +54,7 @@ def test_doctor_is_as_accepted_on(name: str, host: Callable[[str], Roots]) -> No
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
+def test_lines_fit_the_terminal_and_reasons_are_not_cut(
     width: int, host: Callable[[str], Roots]
 ) -> None:
     looks = looked(host("rdma-zoo"), HERE["rdma-zoo"])
@@ -67,7 +67,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
     assert f"{len(reasons) - 6} more groups of missing signals: see --json" in words
 
 
-def test_absent_hardware_is_one_line_and_missing_sources_come_first() -> None:
+def test_absent_hardware_shares_a_line_and_missing_sources_come_first() -> None:
     looks = [
         SourceCheck("cpu", "available", "7 signals of all", "", "", ""),
         SourceCheck("gpu_amd", "available", "24 signals of GPU-1", "", "", ""),

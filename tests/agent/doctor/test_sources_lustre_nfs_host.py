@@ -49,7 +49,7 @@ def test_doctor_reports_the_expected_lines(host) -> None:
     check("doctor.json", json.dumps(looks, indent=1) + "\n", roots)
 
 
-def test_what_is_recorded(host, tmp_path: Path) -> None:
+def test_the_recording_matches_the_golden_file(host, tmp_path: Path) -> None:
     roots = host("lustre-nfs")
     context = Context(roots, None, lambda: [4711])
     slots = [CollectorRunner(kind(context), kind.interval_ns, pytest.fail) for kind in KINDS]

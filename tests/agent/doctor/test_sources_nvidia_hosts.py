@@ -55,7 +55,7 @@ def reading(log: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_doctor_is_as_accepted(
+def test_doctor_output_matches_the_golden_file(
     name: str,
     host: Callable[[str], Roots],
     monkeypatch: pytest.MonkeyPatch,
@@ -70,7 +70,7 @@ def test_doctor_is_as_accepted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recording_is_as_accepted(
+def test_the_recording_matches_the_golden_file(
     name: str, host: Callable[[str], Roots], tmp_path: Path
 ) -> None:
     scenario = Scenario(tmp_path / "scenario")

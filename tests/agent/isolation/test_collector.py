@@ -60,7 +60,7 @@ def message(value: Any) -> str:
     return value.message if isinstance(value, Unavailable) else ""
 
 
-def test_values_come_from_the_helper_and_are_there_at_the_first_look(rig: IsolatedGpuRig) -> None:
+def test_the_first_sample_has_values_from_the_helper(rig: IsolatedGpuRig) -> None:
     columns = rig.collector.open()
     assert [(signal.name, device) for signal, device in columns] == [
         (name, make_uuid(index)) for index in (0, 1) for name in NAMES_WITH_GPM
@@ -86,7 +86,7 @@ def test_a_missing_value_arrives_with_its_reason(rig: IsolatedGpuRig) -> None:
     assert values[holes[0]] == Unavailable("absent", "not supported by this GPU or driver", "")
 
 
-def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
+def test_an_old_driver_makes_only_unsupported_values_unknown(tmp_path: Path) -> None:
     rig = IsolatedGpuRig(tmp_path, "-DOLD_DRIVER")
     rig.collector.open()
     values = dict(zip(NAMES_WITH_GPM, first(rig.tick())))
@@ -99,7 +99,9 @@ def test_an_old_driver_lacks_single_values(tmp_path: Path) -> None:
     assert values["gpu.power_watts"] == 612.5
 
 
-def test_no_library_is_absent_for_good(rig: IsolatedGpuRig, tmp_path: Path) -> None:
+def test_a_missing_library_stays_absent_without_a_helper(
+    rig: IsolatedGpuRig, tmp_path: Path
+) -> None:
     (tmp_path / "lib" / "libnvidia-ml.so.1").write_bytes(b"")  # the loader finds it and refuses
     for _ in range(2):
         with pytest.raises(Unavailable) as raised:
@@ -110,7 +112,7 @@ def test_no_library_is_absent_for_good(rig: IsolatedGpuRig, tmp_path: Path) -> N
         assert rig.collector.pid is None
 
 
-def test_a_hanging_device_costs_the_other_no_samples(rig: IsolatedGpuRig) -> None:
+def test_a_hanging_device_does_not_cost_samples_of_other_devices(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick_until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage hang")
@@ -151,7 +153,7 @@ def test_closing_neither_waits_for_nor_kills_the_helper(rig: IsolatedGpuRig) -> 
     assert (child.pid, child.exit_signal) == (pid, 0)
 
 
-def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
+def test_a_helper_exits_only_after_a_driver_call_returns(tmp_path: Path) -> None:
     rig = IsolatedGpuRig(tmp_path, grace_ns=3600 * SECOND_NS)
     rig.collector.open()
     rig.tick()
@@ -166,7 +168,7 @@ def test_a_helper_does_not_leave_out_of_a_call(tmp_path: Path) -> None:
     assert child.exit_signal == 0
 
 
-def test_a_library_that_hangs_at_start_is_waited_for_once(rig: IsolatedGpuRig) -> None:
+def test_a_library_that_hangs_at_start_keeps_the_same_helper(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("* Init hang")
     with pytest.raises(Unavailable) as raised:
         rig.collector.open()
@@ -189,7 +191,7 @@ def test_a_library_that_hangs_at_start_is_waited_for_once(rig: IsolatedGpuRig) -
     assert [kind for kind, _ in events_without_slow_calls(rig)] == ["collector-recovered"]
 
 
-def test_a_crash_names_the_device_and_the_others_go_on(rig: IsolatedGpuRig) -> None:
+def test_a_crash_names_the_device_and_other_devices_continue(rig: IsolatedGpuRig) -> None:
     rig.collector.open()
     rig.tick_until(lambda values: is_read(second(values)))
     rig.scenario.write("1 GetPowerUsage segv")
@@ -224,7 +226,7 @@ def test_a_repeatedly_crashing_device_is_retried_less_often(rig: IsolatedGpuRig)
     assert helpers == ["helper-died", "helper-restarted"] * 7
 
 
-def test_a_library_that_crashes_at_start_is_not_retried(rig: IsolatedGpuRig) -> None:
+def test_a_library_that_crashes_at_start_is_retried_later(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("* Init segv")
     with pytest.raises(Unavailable):
         rig.collector.open()
@@ -239,7 +241,7 @@ def test_a_library_that_crashes_at_start_is_not_retried(rig: IsolatedGpuRig) -> 
     assert is_read(first(rig.tick()))
 
 
-def test_a_device_that_crashes_when_opened_does_not_cost_the_other(rig: IsolatedGpuRig) -> None:
+def test_a_device_that_crashes_when_opened_leaves_the_others_readable(rig: IsolatedGpuRig) -> None:
     rig.scenario.write("1 GetUUID segv")
     columns = rig.collector.open()
     assert {device for _, device in columns} == {make_uuid(0), "nvidia-1"}

@@ -34,7 +34,7 @@ def until_changed(rig: IsolatedGpuRig) -> list[str]:
             time.sleep(0.02)
 
 
-def test_instances_go_and_come_with_their_gpu(tmp_path: Path) -> None:
+def test_mig_instances_disappear_and_return_with_the_parent_gpu(tmp_path: Path) -> None:
     rig = IsolatedGpuRig(tmp_path)
     now_ns = [SECOND_NS]  # it stands still, so that a rest lasts however slow the machine is
     rig.collector._clock = lambda: now_ns[0]

@@ -109,7 +109,7 @@ def gate(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_report_is_handed_out_once(rigs: list[Rig], gate: Path) -> None:
+def test_each_neuron_report_becomes_a_single_sample(rigs: list[Rig], gate: Path) -> None:
     rig = started(rigs, "gpu_neuron", PATH=prepend_to_path(TOOLS), NEURON_GATE=str(gate))
     assert [device for _, device in rig.columns[:: len(rig.columns) // 4]] == CORES
     first = wait_until(rig.tick)
@@ -139,7 +139,7 @@ def test_each_report_is_handed_out_once(rigs: list[Rig], gate: Path) -> None:
     }
 
 
-def test_a_tool_that_dies_is_a_reason_and_is_started_again(rigs: list[Rig], gate: Path) -> None:
+def test_a_killed_tool_is_a_reason_and_is_restarted(rigs: list[Rig], gate: Path) -> None:
     rig = started(rigs, "gpu_neuron", PATH=prepend_to_path(TOOLS), NEURON_GATE=str(gate))
     before = wait_until(rig.tick)["gpu.busy_ns_total", CORES[0]]
     helper = rig.collector.pid
@@ -154,7 +154,7 @@ def test_a_tool_that_dies_is_a_reason_and_is_started_again(rigs: list[Rig], gate
 
 
 @pytest.mark.parametrize("ending", ["close", "kill"])
-def test_no_tool_outlives_its_helper(rigs: list[Rig], gate: Path, ending: str) -> None:
+def test_a_tool_ends_with_the_helper(rigs: list[Rig], gate: Path, ending: str) -> None:
     rig = started(rigs, "gpu_neuron", PATH=prepend_to_path(TOOLS), NEURON_GATE=str(gate))
     helper = rig.collector.pid
     assert helper is not None
@@ -170,7 +170,9 @@ def test_no_tool_outlives_its_helper(rigs: list[Rig], gate: Path, ending: str) -
     wait_until(lambda: not any(is_alive(pid) for pid in [helper, *tools]))
 
 
-def test_garbage_and_a_stubborn_tool(rigs: list[Rig], tmp_path: Path) -> None:
+def test_a_tool_that_prints_garbage_and_ignores_sigterm_has_failed(
+    rigs: list[Rig], tmp_path: Path
+) -> None:
     write_tool(
         tmp_path / "bin", "neuron-monitor", "trap '' TERM; echo 'usage: neuron-monitor'; exit 2"
     )
@@ -215,7 +217,7 @@ def test_a_hanging_gaudi_does_not_affect_the_others(
     gaudis.write()
 
 
-def test_a_tpu_that_does_not_answer_is_a_reason(
+def test_a_tpu_without_values_is_reported_as_unused(
     rigs: list[Rig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(SITE)
@@ -228,7 +230,7 @@ def test_a_tpu_that_does_not_answer_is_a_reason(
     wait_until(lambda: (sample := rig.tick()) and sample["gpu.duty_cycle_ratio", "tpu-1"] == nobody)
 
 
-def test_the_libraries_name_only_signals_of_the_catalogue() -> None:
+def test_libraries_use_only_signals_of_the_catalog() -> None:
     from clusterprof.agent.collectors.gpu import gaudi_hlml, neuron, tpu
 
     for library in (
@@ -243,7 +245,7 @@ def test_the_libraries_name_only_signals_of_the_catalogue() -> None:
         drivers.get_library_opener("cpu")
 
 
-def test_nodes_without_such_a_device_are_spared_the_helper(tmp_path: Path) -> None:
+def test_nodes_without_accelerator_tools_start_no_helper(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path)}
     for name in sorted(drivers.OPTIONAL_COLLECTORS):
         reason = drivers.explain_absence(name, nowhere)

@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_process_works_where_most_of_its_memory_is(node: Node) -> None:
+def test_a_process_is_assigned_to_the_device_with_most_memory(node: Node) -> None:
     node.process(11)
     node.process(12)
     lost = ("device-lost", {"device": "A"})
@@ -62,19 +62,19 @@ def test_a_process_works_where_most_of_its_memory_is(node: Node) -> None:
     assert node.map_events(A=[]) == []  # what a process ended with stays
 
 
-def test_of_one_device_the_memory_need_not_be_reported(node: Node) -> None:
+def test_a_process_on_a_single_device_needs_no_reported_memory(node: Node) -> None:
     node.process(11)
     assert node.map_events(A=[(11, 0)], B=[]) == [used(11, "A")]
 
 
-def test_a_process_that_joins_the_job_later_is_reported_then(node: Node) -> None:
+def test_a_process_is_reported_when_joining_the_job(node: Node) -> None:
     assert node.map_events(A=[(11, GIB)]) == []
     node.process(11)
     assert node.pids.map_events([]) == [used(11, "A")]
     assert node.pids.map_events([]) == []
 
 
-def test_in_another_pid_namespace_only_who_has_the_device_open_is_meant(tmp_path: Path) -> None:
+def test_in_pid_namespaces_only_processes_with_open_devices_are_matched(tmp_path: Path) -> None:
     node = Node(tmp_path, "pid:[4026539999]")
     node.process(11, "/dev/null", "/dev/nvidia-uvm", "/dev/nvidia0")
     node.process(12, "/dev/null")  # the driver may mean the node's 12

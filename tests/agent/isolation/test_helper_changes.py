@@ -17,20 +17,20 @@ def remote() -> RemoteDevice:
     return device
 
 
-def test_only_what_differs_is_reported() -> None:
+def test_only_changed_values_are_reported() -> None:
     assert _list_changes([], [1, 0.5, WHY]) == [0, 1, 1, 0.5, 2, ["failed", "no answer", "wait"]]
     assert _list_changes([1, 0.5, WHY], [1, 0.5, WHY]) == []
     assert _list_changes([1, 0.5, WHY], [1, 0.75, 3]) == [1, 0.75, 2, 3]
 
 
-def test_another_type_is_another_value_and_no_number_is_never_the_same() -> None:
+def test_a_changed_type_and_nan_count_as_changes() -> None:
     assert _list_changes([1], [1.0]) == [0, 1.0]
     assert _list_changes([0], [False]) == [0, False]
     changes = _list_changes([float("nan")], [float("nan")])
     assert changes[0] == 0 and math.isnan(changes[1])
 
 
-def test_a_list_of_another_length_is_reported_whole() -> None:
+def test_a_list_of_different_length_is_reported_completely() -> None:
     assert _list_changes([1, 2], [1, 2, 3]) == [0, 1, 1, 2, 2, 3]
 
 
@@ -65,7 +65,7 @@ def test_no_new_reading_differs_from_an_unchanged_reading() -> None:
     assert (device.take(), device.has_no_new_values, device.t_ns) == (None, True, 10)
 
 
-def test_changes_of_another_device_give_no_values() -> None:
+def test_changes_beyond_the_signals_of_a_device_are_rejected() -> None:
     device = remote()
     device.handle_values(["values", 0, 1, 10, [0, 1, 1, 2, 2, 3, 3, 4], []], 0)
     assert device.take() == []  # of another length than its signals: the collector says why

@@ -33,7 +33,7 @@ def test_messages_survive_a_msgpack_round_trip(message: list[object]) -> None:
     assert process.decode_message(payload) == message
 
 
-def test_a_message_is_whole_or_not_there() -> None:
+def test_a_partial_message_is_not_returned() -> None:
     first, second = (
         process.encode_message(["sample", 0, 1]),
         process.encode_message(["sample", 1, 2]),
@@ -48,7 +48,7 @@ def test_a_message_is_whole_or_not_there() -> None:
 
 
 @given(st.binary(max_size=64))
-def test_damage_is_a_value_error_and_nothing_else(payload: bytes) -> None:
+def test_a_damaged_message_raises_only_value_error(payload: bytes) -> None:
     try:
         process.decode_message(payload)
     except ValueError:
@@ -79,7 +79,7 @@ def test_the_marker_names_the_thread_and_its_driver_call(page: int) -> None:
     assert process.list_unfinished_calls(ours) == [init, cut]
 
 
-def test_the_thread_that_a_fatal_signal_hit_is_the_culprit(page: int) -> None:
+def test_the_thread_with_the_fatal_signal_names_the_crashed_call(page: int) -> None:
     mapped = process.attach_marker(page)
     process.begin_call(mapped, 0, 5, 0x7F01, "GetMemoryInfo")
     process.begin_call(mapped, 1, 6, 0x7F02, "GetPowerUsage")

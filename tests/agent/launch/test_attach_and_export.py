@@ -81,7 +81,7 @@ def run_shell(
 EXPORT = shlex.join([*RECORD, "--export"])
 
 
-def test_what_a_shell_starts_after_eval_is_recorded_with_spans(tmp_path: Path) -> None:
+def test_programs_started_after_eval_are_recorded_with_spans(tmp_path: Path) -> None:
     job = make_job_id("eval")
     done = run_shell(
         f'eval "$({EXPORT} sh --pid $$ -o run)"; echo "$$"; {sys.executable} train.py; exit 7',
@@ -99,7 +99,7 @@ def test_what_a_shell_starts_after_eval_is_recorded_with_spans(tmp_path: Path) -
     assert not get_run_dir(job).exists()
 
 
-def test_a_task_becomes_its_program_after_the_prolog_and_ends_the_recording(tmp_path: Path) -> None:
+def test_a_slurm_task_recorded_by_the_prolog_ends_the_recording(tmp_path: Path) -> None:
     """As Slurm does it: the process waits for the prolog, takes its lines, and calls exec."""
     task = f"""
 import os, subprocess, sys
@@ -124,7 +124,7 @@ os.execv(sys.executable, [sys.executable, "train.py"])
     assert header.launcher["job"] == job
 
 
-def test_steps_of_a_recorded_batch_script_belong_to_its_recording(tmp_path: Path) -> None:
+def test_steps_of_a_recorded_batch_script_join_the_recording(tmp_path: Path) -> None:
     job = own_slurm_job()
     step = shlex.join([*RECORD, "-o", "elsewhere", "--", sys.executable, "train.py"])
     done = run_shell(
@@ -145,7 +145,7 @@ def test_steps_of_a_recorded_batch_script_belong_to_its_recording(tmp_path: Path
     assert python == [f"{job}.0"]
 
 
-def test_without_a_recorder_of_the_batch_script_a_step_has_its_own() -> None:
+def test_steps_of_an_unrecorded_batch_script_have_separate_recorders() -> None:
     environ = {"SLURM_JOB_ID": "1"}
     job = own_slurm_job()
     assert find_run_dir(environ, f"{job}.0") == get_run_dir(f"{job}.0")
@@ -164,7 +164,7 @@ def test_without_a_recorder_of_the_batch_script_a_step_has_its_own() -> None:
         batch.rmdir()
 
 
-def test_lines_for_a_shell_and_for_slurm() -> None:
+def test_exports_are_formatted_for_shell_and_slurm() -> None:
     variables = {"A": "it's a $HOME", "B": "two\nlines"}
     shell = "export A='it'\"'\"'s a $HOME'\nexport B='two\nlines'\n"
     assert format_exports(variables, "sh") == shell
@@ -180,7 +180,7 @@ def test_lines_for_a_shell_and_for_slurm() -> None:
         ("--export sh --pid 999999999", 125, "there is no such process"),
     ],
 )
-def test_mistakes_print_nothing_that_would_be_evaluated(
+def test_usage_errors_print_nothing_to_stdout(
     options: str, code: int, message: str, tmp_path: Path
 ) -> None:
     done = run_shell(f"{shlex.join(RECORD)} {options}", tmp_path)

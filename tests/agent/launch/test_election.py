@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "clusterprof-1-2-3"
 
 
-def test_the_first_to_join_leads_and_the_lock_follows_the_descriptor(run_dir: Path) -> None:
+def test_the_first_process_leads_until_the_lock_descriptor_is_closed(run_dir: Path) -> None:
     lock = join_recorder(run_dir, nothing)
     assert lock is not None
     assert join_recorder(run_dir, nothing) is None
@@ -46,7 +46,7 @@ def test_the_first_to_join_leads_and_the_lock_follows_the_descriptor(run_dir: Pa
     os.close(again)
 
 
-def test_all_register_under_any_leader(run_dir: Path) -> None:
+def test_each_process_registers_leader_or_not(run_dir: Path) -> None:
     came: list[int] = []
     first = join_recorder(run_dir, lambda: came.append(1))
     join_recorder(run_dir, lambda: came.append(2))
@@ -67,7 +67,7 @@ def test_the_last_recorder_removes_the_run_directory(run_dir: Path) -> None:
     os.close(lock)
 
 
-def test_nobody_can_join_while_the_last_recorder_checks(run_dir: Path) -> None:
+def test_processes_cannot_join_while_the_last_recorder_checks(run_dir: Path) -> None:
     import fcntl
 
     lock = join_recorder(run_dir, nothing)
@@ -84,7 +84,7 @@ def test_nobody_can_join_while_the_last_recorder_checks(run_dir: Path) -> None:
     os.close(lock)
 
 
-def test_a_process_that_joins_after_the_last_left_leads_a_new_recording(run_dir: Path) -> None:
+def test_a_process_joining_after_the_end_leads_a_new_recording(run_dir: Path) -> None:
     first = join_recorder(run_dir, nothing)
     assert remove_unused_run_dir(run_dir, lambda: False)
     second = join_recorder(run_dir, nothing)
@@ -94,7 +94,7 @@ def test_a_process_that_joins_after_the_last_left_leads_a_new_recording(run_dir:
     os.close(second)
 
 
-def test_a_process_whose_lock_file_was_removed_starts_over(
+def test_a_process_with_a_removed_lock_file_joins_again(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[bool] = []
@@ -118,7 +118,7 @@ def test_a_process_whose_lock_file_was_removed_starts_over(
     os.close(second)
 
 
-def test_a_recorder_that_leaves_for_ever_does_not_hold_up_the_job(run_dir: Path) -> None:
+def test_a_recorder_stopped_while_leaving_does_not_block_the_job(run_dir: Path) -> None:
     import fcntl
 
     ensure_run_dir(run_dir)
@@ -157,7 +157,7 @@ def plant_open_folder(path: Path, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [plant_link, plant_file, plant_open_folder])
-def test_planted_files_are_refused(run_dir: Path, tmp_path: Path, plant: object) -> None:
+def test_planted_run_directories_are_refused(run_dir: Path, tmp_path: Path, plant: object) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     plant(run_dir, victim)  # type: ignore[operator]
@@ -176,14 +176,14 @@ def test_a_planted_lock_is_refused(run_dir: Path, tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another owner")
-def test_another_owners_folder_is_refused(run_dir: Path) -> None:
+def test_a_folder_of_another_user_is_refused(run_dir: Path) -> None:
     run_dir.mkdir(mode=0o700)
     os.chown(run_dir, 65534, 65534)
     with pytest.raises(CannotStart):
         ensure_run_dir(run_dir)
 
 
-def test_the_base_is_local_memory_before_anything_else(tmp_path: Path) -> None:
+def test_the_base_folder_is_local_memory_if_available(tmp_path: Path) -> None:
     memory, runtime = tmp_path / "shm", tmp_path / "run"
     environ = {"XDG_RUNTIME_DIR": str(runtime)}
     runtime.mkdir()
@@ -195,7 +195,7 @@ def test_the_base_is_local_memory_before_anything_else(tmp_path: Path) -> None:
     assert path == memory / f"clusterprof-{os.geteuid()}-471a98e8-7.1"
 
 
-def test_small_files_are_read_only_when_they_are_ours_and_small(tmp_path: Path) -> None:
+def test_only_small_regular_json_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "5.json"
     write_private_file(path, b'{"pid": 5}')
     assert path.stat().st_mode & 0o777 == 0o600
@@ -209,7 +209,7 @@ def test_small_files_are_read_only_when_they_are_ours_and_small(tmp_path: Path) 
         assert read_small_json(str(tmp_path / name)) is None
 
 
-def test_a_file_that_cannot_be_written_whole_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_an_incompletely_written_file_is_an_error_with_a_path(tmp_path: Path) -> None:
     path = tmp_path / "1.json"
     write_private_file(path, b"{}")
     child = os.fork()

@@ -204,12 +204,12 @@ def test_the_run_id_on_a_command_line_names_the_job(command: str, job: str | Non
     assert identity.find_command_job(command.split()) == job
 
 
-def test_only_launcher_variables_are_kept_and_none_is_long() -> None:
+def test_only_launcher_variables_are_kept_and_shortened() -> None:
     environ = {"RANK": "1" * 1000, "PATH": "/bin", "AWS_SECRET": "x", "SLURM_JOB_ID": "7"}
     assert identity.select_launcher_variables(environ) == {"RANK": "1" * 256, "SLURM_JOB_ID": "7"}
 
 
-def test_start_time_of_a_process_with_a_name_made_to_confuse(tmp_path: Path) -> None:
+def test_start_time_is_parsed_despite_parentheses_in_the_process_name(tmp_path: Path) -> None:
     folder = tmp_path / "5"
     folder.mkdir()
     fields = " ".join(str(n) for n in range(4, 53))  # field 4 is 4 … field 22 is 22
@@ -220,7 +220,7 @@ def test_start_time_of_a_process_with_a_name_made_to_confuse(tmp_path: Path) -> 
     assert identity.read_start_ticks(str(tmp_path), 5) is None
 
 
-def test_our_own_start_time_is_that_of_the_kernel() -> None:
+def test_the_start_time_of_this_process_equals_proc_stat() -> None:
     text = Path("/proc/self/stat").read_text()
     assert identity.read_start_ticks("/proc", os.getpid()) == int(
         text.rpartition(") ")[2].split()[19]
@@ -241,12 +241,12 @@ def test_the_node_key_names_host_boot_start_and_recorder(tmp_path: Path) -> None
     assert identity.read_short_boot_id(Roots(proc=tmp_path / "nothing")) == "00000000"
 
 
-def test_a_nodes_display_name_is_what_its_manager_calls_it() -> None:
+def test_the_display_name_comes_from_the_resource_manager() -> None:
     assert identity.get_display_name({"SLURMD_NODENAME": "gpu-17"}) == "gpu-17"
     assert identity.get_display_name({}) == os.uname().nodename
 
 
-def test_a_name_that_was_made_up_here_is_no_name() -> None:
+def test_a_generated_name_is_not_a_job_name() -> None:
     assert not identity.is_job_name(identity.make_job_name())
     assert not identity.is_job_name("4711-5670570812988")  # of earlier versions
     assert not identity.is_job_name("launch-4711")

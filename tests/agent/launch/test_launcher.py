@@ -32,7 +32,7 @@ print(re.search(r"VmSize:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[
 """
 
 
-def test_what_is_set_already_stays_and_recorders_do_not_record_themselves() -> None:
+def test_the_recorder_environment_keeps_settings_and_disables_the_probe() -> None:
     assert build_agent_environment({"A": "b"}) == {
         "A": "b",
         "MALLOC_ARENA_MAX": "2",
@@ -41,7 +41,7 @@ def test_what_is_set_already_stays_and_recorders_do_not_record_themselves() -> N
     assert build_agent_environment({"MALLOC_ARENA_MAX": "7"})["MALLOC_ARENA_MAX"] == "7"
 
 
-def test_threads_for_six_cards_leave_most_of_the_address_space() -> None:
+def test_threads_for_six_gpus_use_under_half_the_address_space() -> None:
     given = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
     command = [sys.executable, "-c", READ_ALL_CARDS, str(HOSTS / "mi300x-node")]
     environment = {**build_agent_environment(given), "PYTHONPATH": str(ROOT)}
@@ -51,7 +51,7 @@ def test_threads_for_six_cards_leave_most_of_the_address_space() -> None:
     assert int(done.stdout) * 1024 < ADDRESS_SPACE_BYTES / 2
 
 
-def test_bytecode_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+def test_truncated_bytecode_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text("NAMES = ['first', 'second']\n")
     compiled = Path(py_compile.compile(str(source), doraise=True) or "")
@@ -63,7 +63,7 @@ def test_bytecode_that_was_cut_short_is_refused(tmp_path: Path) -> None:
             launcher._require_whole_bytecode(str(compiled))
 
 
-def test_the_error_of_a_failed_recorder_is_named(tmp_path: Path) -> None:
+def test_the_error_message_of_a_failed_recorder_is_extracted(tmp_path: Path) -> None:
     traced = "Traceback (most recent call last):\n  File 'a.py', line 1\nOSError: no descriptor\n"
     for left, named in (
         (traced, "OSError: no descriptor"),

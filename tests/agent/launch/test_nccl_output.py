@@ -31,9 +31,7 @@ def output_of(tmp_path: Path) -> InspectorOutput:
     return InspectorOutput(run_dir, folder, fail)
 
 
-def test_nothing_can_be_written_into_the_run_directory_before_there_is_a_recording(
-    tmp_path: Path,
-) -> None:
+def test_plugins_cannot_write_before_the_recording_exists(tmp_path: Path) -> None:
     with_nccl_variables({}, tmp_path)
     with pytest.raises(OSError):  # as the plugin does
         os.mkdir(tmp_path / "nccl")
@@ -46,20 +44,20 @@ def test_plugin_output_is_kept_in_the_recording(tmp_path: Path) -> None:
     assert (tmp_path / "node" / "nccl" / "host-pid1.log").read_bytes() == LINE % 1
 
 
-def test_without_the_variables_nothing_is_made(tmp_path: Path) -> None:
+def test_without_nccl_variables_no_folder_is_created(tmp_path: Path) -> None:
     output = InspectorOutput(tmp_path, tmp_path, fail)
     output.take(0)
     output.finish(0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_folder_does_not_stay(tmp_path: Path) -> None:
+def test_an_empty_output_folder_is_removed(tmp_path: Path) -> None:
     output_of(tmp_path).finish(0)
     assert list((tmp_path / "node").iterdir()) == []
 
 
 @pytest.mark.parametrize("can_punch", [True, False])
-def test_a_flood_stays_within_its_bound(
+def test_excessive_plugin_output_is_limited_to_the_newest_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_punch: bool
 ) -> None:
     if not can_punch:
@@ -84,7 +82,7 @@ def test_a_flood_stays_within_its_bound(
     assert 0 < len(kept) <= 2 * MAX_FILE_BYTES
 
 
-def test_only_plain_files_of_the_folder_are_touched(tmp_path: Path) -> None:
+def test_symbolic_links_in_the_folder_are_not_truncated(tmp_path: Path) -> None:
     output = output_of(tmp_path)
     secret = tmp_path / "secret"
     with secret.open("wb") as file:

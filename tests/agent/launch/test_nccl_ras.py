@@ -34,7 +34,7 @@ def ask(query: RasQuery, patience_s: float = 5.0) -> RasQuery:
     return query
 
 
-def test_the_status_of_a_service_is_read_to_its_end() -> None:
+def test_the_status_of_a_ras_service_is_read_completely() -> None:
     server = RasServer()
     query = ask(RasQuery(server.address, time.monotonic_ns()))
     assert query.reason == ""
@@ -44,13 +44,13 @@ def test_the_status_of_a_service_is_read_to_its_end() -> None:
     assert server.lines == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
 
 
-def test_an_older_service_answers_in_text() -> None:
+def test_an_older_ras_service_answers_in_text() -> None:
     query = ask(RasQuery(RasServer(has_json=False).address, time.monotonic_ns()))
     assert query.reason == ""
     assert b"ERROR: Unknown command SET FORMAT json\nNCCL version 2.27.3\n" in query.reply
 
 
-def test_a_service_that_hangs_is_given_up() -> None:
+def test_a_hanging_ras_service_times_out() -> None:
     hold = threading.Event()
     server = RasServer(answer=lambda: b"x" * hold.wait(30))
     began_ns = time.monotonic_ns()
@@ -65,14 +65,14 @@ def test_a_service_that_hangs_is_given_up() -> None:
     hold.set()
 
 
-def test_a_service_that_floods_is_cut() -> None:
+def test_an_excessive_ras_answer_is_cut() -> None:
     server = RasServer(answer=lambda: b"x" * (3 * MAX_REPLY_BYTES))
     query = ask(RasQuery(server.address, time.monotonic_ns()))
     assert query.reason.startswith("the answer was cut")
     assert MAX_REPLY_BYTES <= len(query.reply) < 2 * MAX_REPLY_BYTES
 
 
-def test_nothing_listens() -> None:
+def test_a_missing_ras_service_is_a_reason() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     query = RasQuery(f"localhost:{port}", time.monotonic_ns())

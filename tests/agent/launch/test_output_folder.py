@@ -52,19 +52,19 @@ def ours(job: str, machine: tuple[str, str] = HERE, rendezvous: str = "") -> Job
     return JobIdentity(job, identity.is_job_name(job), machine, rendezvous)
 
 
-def test_an_empty_or_missing_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_an_empty_or_missing_output_folder_is_used_unchanged(tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "new"):
         assert choose_output_folder(out, ours("train@20261123-120000-aaaa")) == out
 
 
-def test_a_second_job_without_an_id_gets_the_next_number(tmp_path: Path) -> None:
+def test_a_second_job_without_an_id_gets_a_numbered_subfolder(tmp_path: Path) -> None:
     record(tmp_path, "train@20261123-120000-aaaa")
     assert choose_output_folder(tmp_path, ours("eval@20261123-120100-bbbb")) == tmp_path / "run-2"
     record(tmp_path / "run-2", "eval@20261123-120100-bbbb")
     assert choose_output_folder(tmp_path, ours("eval@20261123-120200-cccc")) == tmp_path / "run-3"
 
 
-def test_nodes_steps_and_restarts_of_one_id_stay_together(tmp_path: Path) -> None:
+def test_nodes_steps_and_restarts_of_a_job_share_a_folder(tmp_path: Path) -> None:
     record(tmp_path, "4711.0", age_s=10 * LIVE_S)
     for job in ("4711.0", "4711.1", "4711.0-restart2", "4711"):
         assert choose_output_folder(tmp_path, ours(job, THERE)) == tmp_path
@@ -73,7 +73,7 @@ def test_nodes_steps_and_restarts_of_one_id_stay_together(tmp_path: Path) -> Non
     assert choose_output_folder(tmp_path, ours("4712.0-restart1", THERE)) == tmp_path / "4712"
 
 
-def test_a_job_without_an_id_and_one_with_an_id_are_two(tmp_path: Path) -> None:
+def test_jobs_with_and_without_an_id_use_separate_folders(tmp_path: Path) -> None:
     record(tmp_path, "4711")
     assert choose_output_folder(tmp_path, ours("train@20261123-120000-aaaa", THERE)).name == "run-2"
 
@@ -81,7 +81,7 @@ def test_a_job_without_an_id_and_one_with_an_id_are_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("age_s", "name"), [(0, ""), (LIVE_S + 60, "run-2")], ids=["being written", "ended"]
 )
-def test_without_an_id_other_machines_belong_while_they_write(
+def test_without_an_id_only_live_recordings_of_other_machines_match(
     tmp_path: Path, age_s: float, name: str
 ) -> None:
     record(tmp_path, "train@20261123-120000-aaaa", THERE, age_s=age_s)
@@ -89,14 +89,14 @@ def test_without_an_id_other_machines_belong_while_they_write(
     assert chosen == (tmp_path / name if name else tmp_path)
 
 
-def test_ranks_that_meet_at_one_address_are_one_job(tmp_path: Path) -> None:
+def test_ranks_with_the_same_rendezvous_share_a_folder(tmp_path: Path) -> None:
     record(tmp_path, "launch-17", variables=MEETING)
     same, other = ours("launch-99", rendezvous="vm:29500:2"), ours("launch-99", HERE, "vm:29501:2")
     assert choose_output_folder(tmp_path, same) == tmp_path
     assert choose_output_folder(tmp_path, other) == tmp_path / "run-2"
 
 
-def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> None:
+def test_the_folder_of_an_unreadable_recording_is_not_shared(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
     segment = tmp_path / "node" / "000001.cpf"
     segment.write_bytes(b"CPF")  # its recorder died before it had recorded anything
@@ -107,7 +107,7 @@ def test_an_unreadable_recording_is_not_mixed_with_another(tmp_path: Path) -> No
     assert choose_output_folder(tmp_path, ours("4711")) == tmp_path / "4711"
 
 
-def test_restarts_share_job_and_run_id() -> None:
+def test_step_and_restart_suffixes_are_stripped_from_job_names() -> None:
     names = {
         "4711": "4711",
         "4711.0": "4711",
@@ -118,7 +118,7 @@ def test_restarts_share_job_and_run_id() -> None:
     assert {job: strip_restart(job) for job in names} == names
 
 
-def test_two_commands_with_the_same_output_are_two_recordings(tmp_path: Path) -> None:
+def test_two_commands_with_the_same_output_make_separate_recordings(tmp_path: Path) -> None:
     for number in (1, 2):
         words = [sys.executable, "-m", "clusterprof", "record", "-o", "runs", "true"]
         done = subprocess.run(

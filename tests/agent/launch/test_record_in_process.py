@@ -47,7 +47,7 @@ def run(out: Path) -> dict[str, str]:
     return result
 
 
-def test_recording_in_process_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_recording_in_process_restores_the_process_and_removes_files(tmp_path: Path) -> None:
     result = run(tmp_path / "run")
     assert result["folder"] == str(tmp_path / "run")
     assert result["restored"] is True
@@ -61,7 +61,7 @@ def test_recording_in_process_leaves_nothing_behind(tmp_path: Path) -> None:
     assert report.lost_ns > 0.9 * report.in_step_ns  # it waited for data nearly all the time
 
 
-def test_a_job_runs_even_if_it_cannot_be_recorded(tmp_path: Path) -> None:
+def test_a_job_runs_even_if_recording_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     script = (
         "import sys, clusterprof\n"

@@ -20,7 +20,7 @@ from clusterprof.errors import Unavailable
 from tests.support.opened_collector import pread_as_cgroupfs_does
 
 
-def test_every_read_gives_the_content_of_now(tmp_path) -> None:
+def test_each_read_returns_the_current_content(tmp_path) -> None:
     path = tmp_path / "stat"
     path.write_bytes(b"one\n")
     held = OpenFile(path)
@@ -33,9 +33,7 @@ def test_every_read_gives_the_content_of_now(tmp_path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 8191, 8192, 8193, 100_000])
 @pytest.mark.parametrize("longest_record", [0, 512, LONG_RECORDS])
-def test_files_of_any_size_are_read_whole_again_and_again(
-    tmp_path, size: int, longest_record: int
-) -> None:
+def test_files_of_any_size_are_read_completely(tmp_path, size: int, longest_record: int) -> None:
     path = tmp_path / "file"
     content = bytes(n % 251 for n in range(size))
     path.write_bytes(content)
@@ -65,7 +63,7 @@ def pread_by_records(records: list[bytes], page: int, calls: list[int]):
 
 
 @pytest.mark.parametrize("lengths", [[100] * 400, [100, 9_000, 50, 4_095, 3], [3_584], [40, 40]])
-def test_a_file_the_kernel_hands_out_record_by_record_is_read_to_its_end(
+def test_a_file_delivered_record_by_record_is_read_completely(
     monkeypatch, tmp_path, lengths: list[int]
 ) -> None:
     records = [bytes([65 + n % 26]) * length for n, length in enumerate(lengths)]
@@ -83,7 +81,7 @@ def test_a_file_the_kernel_hands_out_record_by_record_is_read_to_its_end(
         pytest.param([100] * 60, [0, 4000, 6000], id="two pages"),
     ],
 )
-def test_short_records_cost_a_second_call_only_near_a_page(
+def test_short_records_need_a_second_read_only_near_page_size(
     monkeypatch, tmp_path, lengths: list[int], offsets: list[int]
 ) -> None:
     (tmp_path / "diskstats").touch()
@@ -93,12 +91,12 @@ def test_short_records_cost_a_second_call_only_near_a_page(
     assert calls == offsets
 
 
-def test_a_real_kernel_file_of_many_records_is_read_whole() -> None:
+def test_mountinfo_of_this_process_is_read_completely() -> None:
     expected = Path("/proc/self/mountinfo").read_bytes()
     assert OpenFile("/proc/self/mountinfo", longest_record=LONG_RECORDS).read() == expected
 
 
-def test_a_file_that_went_and_came_back_is_opened_anew(tmp_path, monkeypatch) -> None:
+def test_a_file_that_returns_is_reopened(tmp_path, monkeypatch) -> None:
     path = tmp_path / "cpu.stat"
     path.write_bytes(b"usage_usec 1\n")
     held = OpenFile(path)
@@ -137,7 +135,7 @@ def test_kernel_errors_are_reported_in_plain_words(
     assert (caught.value.remedy == "boot with psi=1") == (kind == "absent")
 
 
-def test_a_missing_file_keeps_its_reason_and_does_not_grow(tmp_path) -> None:
+def test_a_missing_file_keeps_the_reason_without_growing_tracebacks(tmp_path) -> None:
     missing = open_file(tmp_path / "no", "mount it")
     assert isinstance(missing, MissingFile)
     depths = []

@@ -43,7 +43,7 @@ def log() -> Iterator[Log]:
     made.close()
 
 
-def test_a_read_returns_what_has_come_and_never_waits(log: Log) -> None:
+def test_a_read_returns_new_records_without_blocking(log: Log) -> None:
     opened = KernelLog(log.path)
     assert list(opened.records()) == []
     log.write(b"6,1,10,-;usb 1-1: new device\n", XID)
@@ -52,7 +52,7 @@ def test_a_read_returns_what_has_come_and_never_waits(log: Log) -> None:
     opened.close()
 
 
-def test_records_that_were_overwritten_are_passed_over(log: Log) -> None:
+def test_overwritten_records_are_skipped(log: Log) -> None:
     answers: list[bytes | OSError] = [b"a", BrokenPipeError(errno.EPIPE, "lost"), b"b"]
 
     def read(fd: int, size: int) -> bytes:
@@ -76,7 +76,7 @@ def test_an_overflowing_kernel_log_does_not_block(log: Log) -> None:
     opened.close()
 
 
-def test_without_permission_or_without_a_log_there_is_a_reason(
+def test_a_missing_or_forbidden_kernel_log_is_a_reason(
     tmp_path: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     with pytest.raises(Unavailable) as raised:
@@ -96,7 +96,7 @@ def error(line: bytes) -> DriverError | None:
     return parse_driver_error(b"3,7,5000001,-;" + line + b"\n")
 
 
-def test_errors_of_the_driver_in_all_their_forms() -> None:
+def test_driver_errors_are_parsed_in_all_formats() -> None:
     fell_off = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     assert parse_driver_error(XID) == DriverError(
         98765432000, "0000:3b:00", 79, fell_off, None, False
@@ -117,7 +117,7 @@ def test_errors_of_the_driver_in_all_their_forms() -> None:
     ]
 
 
-def test_other_lines_and_damaged_ones_are_no_errors() -> None:
+def test_unrelated_and_damaged_lines_are_not_errors() -> None:
     assert parse_driver_error(b"6,1,10,-;usb 1-1: new device\n") is None
     assert error(b"NVRM: Xid (PCI:0000:3b:00): what, ever") is None
     assert error(b"NVRM: Xid (") is None

@@ -65,12 +65,12 @@ TICK_NS = 10_000_000
         pytest.param(b"a -3\nb  7 \n", [-3, 7], id="sign and spaces"),
     ],
 )
-def test_numbers(data: bytes, expected: list[int | None]) -> None:
+def test_numbers_are_found_after_their_words(data: bytes, expected: list[int | None]) -> None:
     find = NumberFinder(b"a ", b"b ")
     assert [find(data), find(data)] == [expected, expected]
 
 
-def test_numbers_are_found_again_after_the_text_has_shifted_or_lost_a_line() -> None:
+def test_numbers_are_found_again_in_shifted_text() -> None:
     find = NumberFinder(b"a ", b"b ")
     texts = [
         b"x 9\na 1\nb 2\n",
@@ -82,7 +82,7 @@ def test_numbers_are_found_again_after_the_text_has_shifted_or_lost_a_line() -> 
     assert [find(text) for text in texts] == [[1, 2], [1, 3], [None, 4], [None, 5], [6, 8]]
 
 
-def test_a_word_in_the_middle_of_a_line_is_not_taken_where_the_word_stood_before() -> None:
+def test_a_word_inside_a_line_is_not_matched() -> None:
     find = NumberFinder(b"a ")
     assert find(b"x 9\na 1\n") == [1]
     assert find(b"xyzza 7\na 5\n") == [5]  # the remembered place, and no beginning of a line
@@ -110,7 +110,7 @@ def test_columns_are_found_again_when_the_table_changes() -> None:
     ]
 
 
-def test_stat() -> None:
+def test_proc_stat_is_parsed() -> None:
     data = (
         b"cpu  1 2 3 4 5 6 7 8 9 10\n"
         b"cpu0 1 2 3 4 5 6 7 8 9 10\n"
@@ -137,7 +137,7 @@ def test_stat() -> None:
         (6_999_999_999, 6_999_999_999),
     ],
 )
-def test_a_step_back_of_up_to_3_seconds_is_held(now_ns: int, expected_ns: int) -> None:
+def test_backward_steps_up_to_3_seconds_are_suppressed(now_ns: int, expected_ns: int) -> None:
     before = CpuTimes(1, 2, 10_000_000_000, 10_000_000_000, 5)
     now = CpuTimes(2, 3, now_ns, now_ns, 6)
     assert remove_backward_steps(now, before) == CpuTimes(2, 3, expected_ns, expected_ns, 6)
@@ -156,17 +156,17 @@ def test_a_step_back_of_up_to_3_seconds_is_held(now_ns: int, expected_ns: int) -
         (b"some avg10=0.00 avg60=0.00 avg300=0.00 total=17", Pressure(17_000, None)),
     ],
 )
-def test_pressure(data: bytes, expected: Pressure) -> None:
+def test_pressure_lines_are_parsed(data: bytes, expected: Pressure) -> None:
     assert parse_pressure(data) == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"full avg10=0.00 avg60=0.00 avg300=0.00 total=8494\n"])
-def test_what_is_no_pressure_of_a_resource_is_an_error(data: bytes) -> None:
+def test_a_malformed_pressure_file_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="does not begin with 'some'"):
         parse_pressure(data)
 
 
-def test_meminfo_and_vmstat_and_numastat() -> None:
+def test_meminfo_vmstat_and_numastat_are_parsed() -> None:
     meminfo = b"MemTotal: 9 kB\nSwapCached:  7 kB\nCached:   2 kB\nWritebackTmp: 5 kB\n"
     assert MeminfoParser()(meminfo) == Memory(None, 2048, None, None, None)
     vmstat = b"pswpin 1\npswpout 2\nworkingset_refault_anon 3\nworkingset_refault_file 4\n"
@@ -192,31 +192,31 @@ def test_meminfo_and_vmstat_and_numastat() -> None:
         ("sdap1", False),
     ],
 )
-def test_partitions_by_the_kernels_rule(name: str, partition: bool) -> None:
+def test_partitions_are_recognized_by_kernel_naming_rules(name: str, partition: bool) -> None:
     names = {"sda", "sda1", "nvme0n1", "nvme0n1p1", "dm-1", "dm-10", "mmcblk0", "md127"}
     assert is_partition(name, names) is partition
 
 
-def test_diskstats() -> None:
+def test_diskstats_lines_are_parsed() -> None:
     line = b" 254       0 vda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17"
     assert parse_disk(line) == DiskStats(1, 3 * 512, 4, 5, 7 * 512, 8, 10, 11)
     assert list_disk_names([line, b""]) == ["vda", ""]
 
 
 @pytest.mark.parametrize("colon", [b":", b":  "])
-def test_netdev(colon: bytes) -> None:
+def test_net_dev_lines_are_parsed(colon: bytes) -> None:
     line = b"  eth0.7" + colon + b"1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16"
     assert parse_interface(line) == ("eth0.7", NetDev(1, 9, 4, 12, 3 + 11))
 
 
-def test_snmp_and_netstat() -> None:
+def test_snmp_and_netstat_tables_are_parsed() -> None:
     snmp = SnmpParser()
     assert snmp(b"Tcp: OutSegs RetransSegs\nTcp: 10 3\n") == TcpSegments(13, 3)
     assert snmp(b"Tcp: OutSegs\nTcp: 10\n") == TcpSegments(None, None)
     assert NetstatParser()(b"IpExt: A\nIpExt: 1\n") is None
 
 
-def test_mountinfo() -> None:
+def test_mountinfo_is_parsed_and_searched_by_path() -> None:
     data = (
         b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n"
         b"36 27 0:42 /sub /data\\040a rw shared:1 master:2 - nfs4 server:/x\\134y rw,vers=4.1\n"
@@ -257,7 +257,7 @@ def test_mountinfo() -> None:
         ),
     ],
 )
-def test_what_connections_of_every_kind_count(
+def test_nfs_transport_counters_are_parsed_for_each_protocol(
     transport: bytes, connections: int, numbers: tuple[int | None, ...]
 ) -> None:
     data = (
@@ -277,7 +277,7 @@ def test_what_connections_of_every_kind_count(
     ]
 
 
-def test_mountstats_without_statistics_and_with_a_hidden_mount() -> None:
+def test_mounts_without_statistics_and_hidden_mounts_are_parsed() -> None:
     data = (
         b"device proc mounted on /proc with fstype proc\n"
         b"device a:/b mounted on /c with fstype nfs statvers=1.1\n\tbytes:\t1 2 3 4 5 6 7 8\n"
@@ -297,7 +297,7 @@ def test_a_malformed_line_invalidates_only_itself() -> None:
     assert mount.operations == {"LOOKUP": NfsOperation(1, 1, 6, 7, 8, 3)}
 
 
-def test_memberships() -> None:
+def test_cgroup_memberships_are_parsed() -> None:
     data = b"4:cpu,cpuacct:/a\n2:memory:/a/b:c\n1:name=systemd:/s\n0::/u (deleted)\n"
     assert parse_memberships(data) == {
         "cpu": "/a",
@@ -308,7 +308,7 @@ def test_memberships() -> None:
     }
 
 
-def test_cgroup_counts_of_both_versions() -> None:
+def test_cgroup_counters_of_both_versions_are_parsed() -> None:
     version_2 = b"usage_usec 5\nnr_periods 1\nnr_throttled 2\nthrottled_usec 3\n"
     version_1 = b"nr_periods 1\nnr_throttled 2\nthrottled_time 3\n"
     assert CpuStatParser(2)(version_2) == CpuStat(5_000, 1, 2, 3_000)
@@ -318,12 +318,12 @@ def test_cgroup_counts_of_both_versions() -> None:
     assert MemoryEventsParser()(b"oom_kill_disable 0\nunder_oom 0\noom_kill 4\n") == (None, 4)
 
 
-def test_integers_apart_by_one_space_or_line() -> None:
+def test_integers_separated_by_spaces_or_lines_are_parsed() -> None:
     text = b"4731093441 92034419 812\n0 -5 18446744073709551615\n"
     assert parse_integers(text) == [4731093441, 92034419, 812, 0, -5, 18446744073709551615]
 
 
 @pytest.mark.parametrize("text", [b"1  2\n", b"1 a\n", b"01 2\n", b"1.5 2\n", b" 1\n"])
-def test_other_texts_are_not_taken_for_integers(text: bytes) -> None:
+def test_other_texts_are_not_parsed_as_integers(text: bytes) -> None:
     with pytest.raises(ValueError, match="expected integers"):
         parse_integers(text)

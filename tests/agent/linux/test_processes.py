@@ -48,7 +48,7 @@ def test_descendants_are_found_by_children_files(tmp_path: Path) -> None:
     tree.close()
 
 
-def test_without_children_files_every_process_is_asked_for_its_parent(tmp_path: Path) -> None:
+def test_without_children_files_descendants_are_found_by_parent_pid(tmp_path: Path) -> None:
     for pid, parent in ((10, 1), (11, 10), (12, 11), (13, 12), (99, 1)):
         write_process(tmp_path, pid, parent, None)
     assert sorted(tree_of(tmp_path).refresh([10])) == [10, 11, 12, 13]
@@ -65,7 +65,7 @@ def test_children_of_other_threads_need_a_thorough_search(tmp_path: Path) -> Non
     assert sorted(tree.refresh([10], thorough=True)) == [10, 11]
 
 
-def test_the_tree_is_bounded_and_says_so(tmp_path: Path) -> None:
+def test_a_bounded_process_tree_counts_omitted_processes(tmp_path: Path) -> None:
     write_process(tmp_path, 10, 1, "11 12 13 ")
     for pid in (11, 12, 13):
         write_process(tmp_path, pid, 10, "")
@@ -74,7 +74,7 @@ def test_the_tree_is_bounded_and_says_so(tmp_path: Path) -> None:
     assert tree.omitted_count == 1
 
 
-def test_births_are_noticed_by_the_newest_process_number(tmp_path: Path) -> None:
+def test_new_processes_are_detected_by_the_newest_pid(tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 1/80 11206\n")
     tree = tree_of(tmp_path)
     assert [tree.has_new_tasks(), tree.has_new_tasks()] == [True, False]
@@ -85,7 +85,7 @@ def test_births_are_noticed_by_the_newest_process_number(tmp_path: Path) -> None
     tree.close()
 
 
-def test_a_real_family_without_the_recorder(tmp_path: Path) -> None:
+def test_descendants_of_a_real_process_exclude_the_recorder(tmp_path: Path) -> None:
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1]"
     code += "]); print(flush=True); time.sleep(60)"
     parent = subprocess.Popen(
@@ -114,13 +114,13 @@ def test_a_real_family_without_the_recorder(tmp_path: Path) -> None:
         tree.close()
 
 
-def test_identity_is_number_and_start(tmp_path: Path) -> None:
+def test_process_identity_is_pid_and_start_time(tmp_path: Path) -> None:
     write_process(tmp_path, 10, 1, "")
     assert read_identity(Roots(tmp_path), 10) == (10, 100)
     assert read_identity(Roots(tmp_path), 11) is None
 
 
-def test_hidden_processes_are_denied_not_gone(tmp_path: Path) -> None:
+def test_processes_hidden_by_hidepid_are_denied(tmp_path: Path) -> None:
     roots = Roots(tmp_path)
     write_process(tmp_path, 10, 1, "")
     assert explain_invisible_processes(roots, [10, 11]) is None  # 11 has ended

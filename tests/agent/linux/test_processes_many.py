@@ -69,7 +69,7 @@ def sampled(proc: Path) -> list[int]:
     return seen
 
 
-def test_processes_of_others_cost_nothing(tmp_path: Path, asked: list[str]) -> None:
+def test_processes_outside_the_job_cause_no_file_reads(tmp_path: Path, asked: list[str]) -> None:
     write(tmp_path, 10, 1, "11 ")
     write(tmp_path, 11, 10, "")
     (tmp_path / "loadavg").write_text("1 1 1 1/9 11\n")
@@ -83,7 +83,7 @@ def test_processes_of_others_cost_nothing(tmp_path: Path, asked: list[str]) -> N
     assert str(tmp_path) not in asked  # not even listed
 
 
-def test_without_children_files_few_processes_are_read_at_a_time(
+def test_without_children_files_a_scan_reads_few_processes_per_search(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_MAX_SCANNED", 50)
@@ -103,7 +103,9 @@ def test_without_children_files_few_processes_are_read_at_a_time(
     tree.close()
 
 
-def test_a_search_of_the_whole_node_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_the_node_is_followed_by_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_ns = 0
 
     def takes_ten_ms() -> int:

@@ -50,7 +50,7 @@ def driver() -> Iterator[Driver]:
     made.aside.close()
 
 
-def test_every_call_returns_the_last_reading_and_requests_a_new_one(driver: Driver) -> None:
+def test_each_call_returns_the_last_reading_and_requests_another(driver: Driver) -> None:
     assert driver.aside.first() == (1_000, 1)
     seen = []
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_callers_do_not_wait_for_an_unfinished_reading(driver: Driver) -> None:
     assert taken is not None and taken[1] == 3
 
 
-def test_a_reading_that_takes_long_is_followed_by_rest(driver: Driver) -> None:
+def test_a_slow_reading_is_followed_by_a_pause(driver: Driver) -> None:
     driver.takes_ns = 1_000
     assert driver.aside.first() == (1_500, 1)  # in the middle of it
     driver.idle()

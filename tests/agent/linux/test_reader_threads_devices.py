@@ -79,14 +79,14 @@ def rig() -> Iterator[Rig]:
     made.together.close()
 
 
-def test_a_sample_has_a_reading_of_each(rig: Rig) -> None:
+def test_a_sample_has_a_reading_of_each_device(rig: Rig) -> None:
     rig.open()
     assert rig.together.take() == (1_000, {"a": "a1", "b": "b1"})
     last_tick = rig.until()
     assert last_tick["a"] > "a1" and last_tick["b"] > "b1"
 
 
-def test_a_slow_reader_is_waited_for_but_not_a_hanging_one(rig: Rig) -> None:
+def test_a_slow_reader_is_awaited_until_the_hang_deadline(rig: Rig) -> None:
     rig = Rig(rest_ns=1_000_000)
     rig.open()
     rig.together.take()
@@ -109,7 +109,7 @@ def test_a_slow_reader_is_waited_for_but_not_a_hanging_one(rig: Rig) -> None:
     rig.together.close()
 
 
-def test_a_reader_that_hangs_while_opening_gets_no_second_thread(rig: Rig) -> None:
+def test_a_reader_that_hangs_while_opening_is_not_started_twice(rig: Rig) -> None:
     rig = Rig(first_wait_seconds=0.2)
     rig.b.stop()
     rig.open()
@@ -133,7 +133,7 @@ def test_a_reader_that_hangs_while_opening_gets_no_second_thread(rig: Rig) -> No
     rig.together.close()
 
 
-def test_when_all_hang_that_is_reported(rig: Rig) -> None:
+def test_a_hang_of_all_readers_is_a_reason(rig: Rig) -> None:
     rig = Rig(first_wait_seconds=0.05)
     rig.a.stop()
     rig.b.stop()
@@ -147,7 +147,7 @@ def test_when_all_hang_that_is_reported(rig: Rig) -> None:
     rig.together.close()
 
 
-def test_an_exception_of_the_function_is_raised(rig: Rig) -> None:
+def test_an_exception_of_a_reader_is_raised_in_the_caller(rig: Rig) -> None:
     rig.open()
     rig.together.take()
     rig.b.fails = DevicesChanged("gone")

@@ -32,7 +32,7 @@ STAT = (
 )
 
 
-def test_stat_is_counted_from_the_last_bracket() -> None:
+def test_stat_fields_are_counted_after_the_last_parenthesis() -> None:
     assert parse_stat(STAT) == Stat(
         name="pt (data) w:0",
         state=ord("D"),
@@ -59,12 +59,12 @@ def test_stat_is_counted_from_the_last_bracket() -> None:
     assert parse_process_stat(STAT) == (b"pt (data) w:0", 4700, 3, 112535, 944 * PAGE_BYTES)
 
 
-def test_our_own_stat_agrees_with_the_interpreter() -> None:
+def test_the_stat_of_this_process_agrees_with_the_interpreter() -> None:
     stat = parse_stat(Path("/proc/self/stat").read_bytes())
     assert (stat.parent_pid, stat.state) == (os.getppid(), ord("R"))
 
 
-def test_io() -> None:
+def test_io_files_are_parsed() -> None:
     text = b"rchar: 1948\nwchar: 77\nsyscr: 9\nsyscw: 3\nread_bytes: 4096\nwrite_bytes: 8192\n"
     assert parse_io(text + b"cancelled_write_bytes: 5\n") == TaskIo(1948, 77, 4096, 8192)
 
@@ -78,7 +78,7 @@ def test_io() -> None:
         (b"poll_schedule_timeout.constprop.0", "poll_schedule_timeout"),
     ],
 )
-def test_wchan(text: bytes, place: str) -> None:
+def test_wchan_names_are_parsed(text: bytes, place: str) -> None:
     assert parse_wchan(text) == place
 
 
@@ -89,7 +89,7 @@ def test_block_io_delays_are_known_only_when_accounted(
     assert is_block_io_accounted(text) is known
 
 
-def test_beyond_the_bound_files_are_opened_for_every_read(tmp_path: Path) -> None:
+def test_beyond_the_descriptor_limit_files_are_opened_for_each_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one")
     descriptors = DescriptorBudget(limit=1)

@@ -24,7 +24,7 @@ def reason(argv: list[str], seconds: float = 20.0) -> tuple[str, str]:
     return raised.value.kind, raised.value.message
 
 
-def test_what_a_tool_prints_is_returned(tmp_path: Path) -> None:
+def test_the_output_of_a_tool_is_returned(tmp_path: Path) -> None:
     assert tools.run_tool(made(tmp_path, 'echo one; echo "$#" >&2; echo two'), 20.0) == "one\ntwo\n"
 
 
@@ -36,13 +36,13 @@ def test_a_failed_tool_has_a_reason(tmp_path: Path) -> None:
     assert reason(killed) == ("failed", "the-tool failed (signal 9)")
 
 
-def test_a_tool_that_may_not_be_run_is_denied(tmp_path: Path) -> None:
+def test_a_tool_without_execute_permission_is_denied(tmp_path: Path) -> None:
     argv = made(tmp_path, "echo")
     os.chmod(argv[0], 0o644)
     assert reason(argv) == ("denied", "the-tool is not executable")
 
 
-def test_a_tool_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> None:
+def test_a_hanging_tool_is_ended_with_its_child_processes(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = (
         f"trap '' TERM; sleep 600 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait; sleep 600"
@@ -57,7 +57,7 @@ def test_a_tool_that_hangs_is_ended_with_all_it_has_started(tmp_path: Path) -> N
     wait_until(lambda: not any(is_alive(pid) for pid in started))
 
 
-def test_a_flood_is_cut_off(tmp_path: Path) -> None:
+def test_excessive_tool_output_is_cut(tmp_path: Path) -> None:
     flood = made(tmp_path, "exec yes")
     assert reason(flood) == ("failed", "the-tool printed more than 4 MiB")
     with pytest.raises(Unavailable) as raised:
@@ -67,7 +67,7 @@ def test_a_flood_is_cut_off(tmp_path: Path) -> None:
     assert raised.value.message == "the-tool printed 4 MiB without the end of a line"
 
 
-def test_lines_are_followed_until_the_end_or_until_unwanted(tmp_path: Path) -> None:
+def test_lines_are_read_until_exit_silence_or_request_to_stop(tmp_path: Path) -> None:
     lines: list[bytes] = []
     with pytest.raises(Unavailable) as raised:
         tools.run_streaming_tool(
@@ -88,7 +88,7 @@ def test_lines_are_followed_until_the_end_or_until_unwanted(tmp_path: Path) -> N
     wait_until(lambda: not any(is_alive(int(pid)) for pid in lines))
 
 
-def test_a_tool_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_a_tool_ends_when_the_parent_process_is_killed(tmp_path: Path) -> None:
     argv = made(tmp_path, "trap '' TERM HUP INT; echo $$; while :; do sleep 1; done")
     program = (
         "import os, sys; from clusterprof.agent.linux.vendor_tools import run_streaming_tool\n"

@@ -90,7 +90,7 @@ def test_a_hang_is_recorded_once_with_the_state_of_each_rank(tmp_path: Path) -> 
     assert kinds(autopsies.take(134 * SECOND)) == ["autopsy-finished", "progress-resumed"]
 
 
-def test_killed_ranks_made_no_progress(tmp_path: Path) -> None:
+def test_killing_ranks_does_not_count_as_progress(tmp_path: Path) -> None:
     run_dir, folder, _ = nodes = node(tmp_path, 11, 12)
     rings = Rings(rank(11, 100, 101), rank(12, 100))
     autopsies = watch(nodes, rings)
@@ -105,7 +105,7 @@ def test_killed_ranks_made_no_progress(tmp_path: Path) -> None:
     assert (folder / "nccl" / "flight_rank_0.json").exists()
 
 
-def test_dumps_of_ranks_that_made_progress_are_set_aside(tmp_path: Path) -> None:
+def test_dumps_are_marked_resumed_when_ranks_make_progress(tmp_path: Path) -> None:
     run_dir, folder, _ = nodes = node(tmp_path, 11, 12)
     rings = Rings(rank(11, 100, 101), rank(12, 100))
     autopsies = watch(nodes, rings)
@@ -136,7 +136,7 @@ def test_dumps_that_the_probe_writes_are_kept_by_rank(tmp_path: Path) -> None:
     assert not (run_dir / "dumps" / "wanted").exists()
 
 
-def test_the_address_of_ras_is_that_of_the_job(
+def test_the_ras_address_comes_from_the_environment_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_RAS_ADDR", "10.0.0.7:28028")
@@ -177,7 +177,7 @@ def wait_for(path: Path, text: str) -> str:
     raise AssertionError(path.read_text() if path.exists() else "nothing was written")
 
 
-def test_the_command_runs_once_in_a_session_of_its_own(tmp_path: Path) -> None:
+def test_the_hang_command_runs_once_in_a_separate_session(tmp_path: Path) -> None:
     words = ["$CLUSTERPROF_HANG_PIDS", "$CLUSTERPROF_HANG_SILENT_PIDS", "$CLUSTERPROF_HANG_SECONDS"]
     hook = HangHook(f"echo {' / '.join(words)} / $(ps -o sid= -p $$) end", tmp_path)
     assert hook.start(STANDSTILL, 145 * SECOND) == "started"
@@ -190,7 +190,7 @@ def test_the_command_runs_once_in_a_session_of_its_own(tmp_path: Path) -> None:
     hook.check()
 
 
-def test_a_command_that_does_not_end_is_ended_with_its_children(
+def test_an_endless_hang_command_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autopsy, "_HOOK_SHELL", autopsy._HOOK_SHELL.replace("sleep 60", "sleep 1"))
@@ -212,7 +212,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_command_that_floods_is_cut(tmp_path: Path) -> None:
+def test_excessive_output_of_the_hang_command_is_cut(tmp_path: Path) -> None:
     hook = HangHook("yes >&2; echo unreached", tmp_path)
     hook.start(STANDSTILL, 145 * SECOND)
     log = tmp_path / "on-hang.log"
@@ -223,6 +223,6 @@ def test_a_command_that_floods_is_cut(tmp_path: Path) -> None:
     assert log.stat().st_size <= 16 << 20
 
 
-def test_a_folder_that_cannot_be_written_starts_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_folder_prevents_the_hang_command(tmp_path: Path) -> None:
     hook = HangHook("echo", tmp_path / "absent")
     assert hook.start(STANDSTILL, 145 * SECOND).startswith("could not be started: No such file")

@@ -38,7 +38,7 @@ def check(
     return ProgressWatch().check(ranks, round(ended * SECOND), asleep, round(now * SECOND))
 
 
-def test_samples_and_garbage_collection_are_no_progress() -> None:
+def test_samples_and_garbage_collection_do_not_count_as_progress() -> None:
     progress = rank(1, 10, 11)
     progress.add(block((layout.STACK_SAMPLE, 20), (layout.GC, 21), (layout.INTERPRETER_WAIT, 22)))
     assert progress.last_ns == 11 * SECOND
@@ -48,7 +48,7 @@ def test_samples_and_garbage_collection_are_no_progress() -> None:
     assert progress.steps == 2
 
 
-def test_an_operation_that_failed_is_over_with_the_next_step() -> None:
+def test_a_failed_operation_ends_with_the_next_step() -> None:
     progress = rank(1, 10, 11, waits_since=12)
     progress.add(block((layout.DATA_WAIT, 13)))
     assert progress.waits_since_ns == 12 * SECOND
@@ -56,7 +56,7 @@ def test_an_operation_that_failed_is_over_with_the_next_step() -> None:
     assert progress.waits_since_ns == 0
 
 
-def test_a_worker_is_no_rank() -> None:
+def test_a_dataloader_worker_is_not_a_rank() -> None:
     worker = RankProgress(2, 1)
     worker.add(block((layout.FETCH, 1), (layout.STACK_SAMPLE, 2)))
     assert not worker.is_rank
@@ -64,7 +64,7 @@ def test_a_worker_is_no_rank() -> None:
     assert worker.is_rank
 
 
-def test_ranks_that_never_paused_hang_after_half_a_minute() -> None:
+def test_ranks_without_earlier_pauses_hang_after_30_seconds() -> None:
     ranks = rank(1, 10, 11, waits_since=11.5), rank(2, 10, 11)
     assert check(*ranks, now=40.9) is None  # the last step was 29.9 s ago
     standstill = check(*ranks, now=41)
@@ -76,7 +76,7 @@ def test_ranks_that_never_paused_hang_after_half_a_minute() -> None:
 
 
 @pytest.mark.parametrize(("pause", "bound"), [(5, 30), (20, 60), (90, 270), (500, 300)])
-def test_the_bound_follows_the_longest_pause_of_the_run(pause: float, bound: int) -> None:
+def test_the_hang_time_follows_the_longest_pause(pause: float, bound: int) -> None:
     # 3 x 5 = 15 s is less than 30; 3 x 500 s more than 300.
     slow = rank(1, 1000, 1000 + pause)
     assert ProgressWatch().compute_bound_ns([slow, rank(2, 1000)]) == bound * SECOND
@@ -87,13 +87,13 @@ def test_a_configured_hang_time_takes_precedence() -> None:
     assert watch.compute_bound_ns([rank(1, 1000, 1100)]) == 5 * SECOND
 
 
-def test_a_rank_that_evaluates_while_the_others_wait_is_progress() -> None:
+def test_evaluation_on_a_single_rank_counts_as_progress() -> None:
     evaluating = rank(2, 10, 11)
     evaluating.add(block((layout.DATA_WAIT, 60)))
     assert check(rank(1, 10, 11, waits_since=11.5), evaluating, now=61) is None
 
 
-def test_a_rank_that_steps_without_the_others_is_no_progress() -> None:
+def test_steps_of_a_rank_without_the_others_are_a_hang() -> None:
     watch = ProgressWatch()
     waiting, stepping = rank(1, 10, 11, waits_since=12), rank(2, 10, 11)
     assert watch.check([waiting, stepping], 0, False, 17 * SECOND) is None

@@ -49,7 +49,7 @@ def find_first(watch: StragglerWatch, rings: Rings, seconds: int, step: int = 10
     return None
 
 
-def test_the_rank_that_works_longest_and_the_one_nearest_to_the_median() -> None:
+def test_the_straggler_is_compared_with_the_rank_nearest_the_median() -> None:
     rings = Rings(pid11=40, pid12=90, pid13=50, pid14=60)
     now, straggler = find_first(StragglerWatch(AFTER), rings, 300)
     # the first look at 10 s begins; from then on 80 s
@@ -67,11 +67,11 @@ def test_the_rank_that_works_longest_and_the_one_nearest_to_the_median() -> None
         {"pid11": 90},  # nothing to compare with
     ],
 )
-def test_ranks_that_differ_little_do_not_stand_out(own_ms: dict[str, int]) -> None:
+def test_ranks_with_similar_step_times_have_no_straggler(own_ms: dict[str, int]) -> None:
     assert find_first(StragglerWatch(AFTER), Rings(**own_ms), 300) is None
 
 
-def test_a_rank_that_stands_out_for_a_while_only() -> None:
+def test_a_temporarily_slow_rank_is_not_a_straggler() -> None:
     rings, watch = Rings(pid11=50, pid12=90), StragglerWatch(AFTER)
     assert find_first(watch, rings, 80) is None
     rings.own_ms = {11: 90, 12: 50}  # now the other one
@@ -80,7 +80,7 @@ def test_a_rank_that_stands_out_for_a_while_only() -> None:
         assert watch.check(rings.list_progress(), now * SECOND) is None
 
 
-def test_a_rank_without_a_step_is_awaited() -> None:
+def test_a_straggler_is_found_only_after_steps_end() -> None:
     rings, watch = Rings(pid11=50, pid12=90), StragglerWatch(10 * SECOND)
     watch.check(rings.list_progress(), 10 * SECOND)
     for now in range(11, 60):
@@ -140,7 +140,7 @@ def test_traces_are_moved_into_the_recording(tmp_path: Path) -> None:
     assert list((node.run_dir / "dives").iterdir()) == []  # memory: nothing stays
 
 
-def test_at_most_one_dive_an_hour(tmp_path: Path) -> None:
+def test_dives_begin_at_most_once_an_hour(tmp_path: Path) -> None:
     node = Node(tmp_path)
     [begun] = node.advance(90)
     node.answer(12, reason="another profiler was active")
@@ -151,7 +151,7 @@ def test_at_most_one_dive_an_hour(tmp_path: Path) -> None:
     assert again.kind == "dive-begun" and again.t_ns >= begun.t_ns + INTERVAL_NS
 
 
-def test_a_process_that_ends_or_does_not_answer(tmp_path: Path) -> None:
+def test_ended_and_unresponsive_processes_have_a_reason_instead_of_traces(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.advance(90)
     del node.rings.ranks[12]
@@ -173,7 +173,7 @@ def test_the_end_of_the_recording_ends_a_dive(tmp_path: Path) -> None:
     assert node.dives.finish(node.now_s * SECOND) == []
 
 
-def test_a_link_for_a_trace_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_instead_of_a_trace_is_not_followed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.advance(90)
     (node.run_dir / "dives" / "12.json").symlink_to("/etc/hostname")

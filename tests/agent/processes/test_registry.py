@@ -73,7 +73,7 @@ def settle(registry: Registry) -> list[Event]:
     ],
 )
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_how_a_process_ended_is_reported(
+def test_the_exit_status_of_a_process_is_reported(
     run_dir: Path, program: str, wait_status: int, exit_code: int, number: int, reaped: bool
 ) -> None:
     registry = Registry(run_dir)
@@ -114,7 +114,7 @@ def test_how_a_process_ended_is_reported(
 
 
 @pytest.mark.parametrize(("late", "stated"), [(3, 7 << 8), (1000, None)], ids=["late", "never"])
-def test_a_status_that_comes_late_is_waited_for_a_while(
+def test_a_late_exit_status_is_awaited_for_a_while(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, late: int, stated: int | None
 ) -> None:
     # as on kernels without PIDFD_GET_INFO, or while the parent has not yet reaped
@@ -131,7 +131,7 @@ def test_a_status_that_comes_late_is_waited_for_a_while(
     registry.close()
 
 
-def test_the_descriptor_wakes_at_an_exit(run_dir: Path) -> None:
+def test_the_poll_descriptor_becomes_readable_at_a_process_exit(run_dir: Path) -> None:
     import select
 
     registry = Registry(run_dir)
@@ -149,7 +149,7 @@ def test_the_descriptor_wakes_at_an_exit(run_dir: Path) -> None:
     registry.close()
 
 
-def test_a_second_announcement_of_the_same_process_adds_to_the_first(run_dir: Path) -> None:
+def test_a_second_registration_of_a_process_adds_its_facts(run_dir: Path) -> None:
     registry = Registry(run_dir)
     announce(run_dir, os.getpid(), variables={"RANK": "3"})
     registry.look(NOW_NS)
@@ -164,7 +164,7 @@ def test_a_second_announcement_of_the_same_process_adds_to_the_first(run_dir: Pa
     registry.close()
 
 
-def test_a_process_that_was_gone_before_it_was_seen(run_dir: Path) -> None:
+def test_a_process_that_ended_before_registration_has_no_status(run_dir: Path) -> None:
     registry = Registry(run_dir)
     registry.look(NOW_NS)
     process = start("sys.exit(3)")
@@ -176,7 +176,7 @@ def test_a_process_that_was_gone_before_it_was_seen(run_dir: Path) -> None:
     registry.close()
 
 
-def test_leftovers_of_an_earlier_recorder_are_cleared_away(run_dir: Path) -> None:
+def test_registrations_left_by_an_earlier_recorder_are_removed(run_dir: Path) -> None:
     process = start("pass")
     announce(run_dir, process.pid)
     process.communicate()
@@ -188,7 +188,7 @@ def test_leftovers_of_an_earlier_recorder_are_cleared_away(run_dir: Path) -> Non
     registry.close()
 
 
-def test_a_reused_pid_is_another_process(run_dir: Path) -> None:
+def test_a_registration_with_a_reused_pid_has_exited(run_dir: Path) -> None:
     registry = Registry(run_dir)
     registry.look(NOW_NS)
     announce(run_dir, os.getpid(), started_ticks=1)  # our pid, but somebody who started earlier
@@ -197,7 +197,7 @@ def test_a_reused_pid_is_another_process(run_dir: Path) -> None:
     registry.close()
 
 
-def test_attaching_to_a_running_process(run_dir: Path) -> None:
+def test_attaching_registers_a_running_process(run_dir: Path) -> None:
     registry = Registry(run_dir)
     assert registry.attach(os.getpid(), {"RANK": "1"}, NOW_NS)
     (event,) = registry.take(NOW_NS)
@@ -251,7 +251,7 @@ def test_a_file_without_a_process_is_not_a_registration(wrong: dict[str, Any]) -
     assert parse_registration(wrong) is None
 
 
-def test_files_that_are_none_of_ours_are_not_read(run_dir: Path, tmp_path: Path) -> None:
+def test_links_pipes_and_foreign_files_are_not_registrations(run_dir: Path, tmp_path: Path) -> None:
     folder = run_dir / "register"
     (folder / "1.json").symlink_to("/etc/passwd")
     os.mkfifo(folder / "2.json")

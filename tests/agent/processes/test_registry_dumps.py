@@ -28,7 +28,7 @@ from clusterprof.agent.processes.registry import (
         (b"", ""),
     ],
 )
-def test_a_dump_lies_where_the_environment_says(environ: bytes, path: str) -> None:
+def test_the_dump_path_comes_from_the_environment(environ: bytes, path: str) -> None:
     assert build_dump_path(environ) == path
 
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path, *pids: int) -> FlightRecorderDumps:
     return FlightRecorderDumps(tmp_path / "run", tmp_path / "recording", str(tmp_path / "proc"))
 
 
-def test_dumps_of_ranks_that_were_seen_are_copied_when_the_job_is_over(tmp_path: Path) -> None:
+def test_dumps_of_observed_ranks_are_copied_after_the_job(tmp_path: Path) -> None:
     dumps = job(tmp_path, 0, 1, 2)
     assert dumps.take(0) == []
     for pid in (0, 1, 2):
@@ -58,7 +58,7 @@ def test_dumps_of_ranks_that_were_seen_are_copied_when_the_job_is_over(tmp_path:
     assert copied == {"trace_0": b"dump 0", "trace_1": b"dump 1"}
 
 
-def test_what_is_old_large_or_no_file_stays_where_it_is(tmp_path: Path) -> None:
+def test_old_large_and_irregular_dumps_are_not_copied(tmp_path: Path) -> None:
     dumps = job(tmp_path, 0, 1, 2, 3, 4)
     dumps.take(0)
     out = tmp_path / "out"
@@ -89,7 +89,7 @@ def wanted_at_exit(tmp_path: Path, ranks: dict[int, int]) -> FlightRecorderDumps
     return dumps
 
 
-def test_a_dump_of_a_rank_that_ends_is_copied_at_once(tmp_path: Path) -> None:
+def test_the_dump_of_an_exiting_rank_is_copied_immediately(tmp_path: Path) -> None:
     dumps = wanted_at_exit(tmp_path, {70: 3, 71: 4})
     folder = tmp_path / "run/dumps"
     assert [path.name for path in folder.iterdir()] == ["at-exit"]
@@ -105,7 +105,7 @@ def test_a_dump_of_a_rank_that_ends_is_copied_at_once(tmp_path: Path) -> None:
     assert not (folder / "at-exit").exists()  # no recorder takes dumps any more
 
 
-def test_a_rank_that_was_started_again_replaces_its_dump(tmp_path: Path) -> None:
+def test_a_restarted_rank_replaces_the_earlier_dump(tmp_path: Path) -> None:
     dumps = wanted_at_exit(tmp_path, {70: 3, 71: 3})
     for pid, content in ((70, b"first"), (71, b"second")):
         (tmp_path / f"run/dumps/{pid}.exit.json").write_bytes(content)
@@ -113,13 +113,13 @@ def test_a_rank_that_was_started_again_replaces_its_dump(tmp_path: Path) -> None
     assert (tmp_path / "recording/nccl/exit_rank_3.json").read_bytes() == b"second"
 
 
-def test_nothing_asks_for_dumps_where_they_are_not_wanted(tmp_path: Path) -> None:
+def test_dumps_are_not_requested_unless_wanted(tmp_path: Path) -> None:
     dumps = job(tmp_path, 3)
     assert not (tmp_path / "run/dumps").exists()
     assert dumps.look(0) is False
 
 
-def test_a_run_directory_that_is_gone_breaks_nothing(tmp_path: Path) -> None:
+def test_a_missing_run_directory_is_not_an_error(tmp_path: Path) -> None:
     dumps = wanted_at_exit(tmp_path, {70: 3})
     shutil.rmtree(tmp_path / "run")
     assert dumps.look(0) is False

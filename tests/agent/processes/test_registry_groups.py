@@ -29,7 +29,7 @@ def announce(run_dir: Path, name: str, content: Any) -> None:
     os.rename(temporary, run_dir / "groups" / name)
 
 
-def test_an_announcement_becomes_one_event(run_dir: Path) -> None:
+def test_each_group_announcement_becomes_a_single_event(run_dir: Path) -> None:
     groups = ProcessGroups(run_dir)
     assert groups.take(NOW_NS) == []
     first = {"pid": 7, "group": 2**63 - 1, "ranks": [0, 3]}
@@ -62,11 +62,11 @@ def test_a_file_without_a_group_is_ignored(run_dir: Path, content: dict[str, Any
     assert ProcessGroups(run_dir).finish(NOW_NS) == []
 
 
-def test_an_announcement_under_another_name_is_left_out(run_dir: Path) -> None:
+def test_an_announcement_with_a_mismatched_file_name_is_ignored(run_dir: Path) -> None:
     announce(run_dir, "8.5.json", {"pid": 7, "group": 5, "ranks": [0]})
     announce(run_dir, "7.6.json", {"pid": 7, "group": 5, "ranks": [0]})
     assert ProcessGroups(run_dir).finish(NOW_NS) == []
 
 
-def test_a_run_directory_without_the_folder_has_no_groups(tmp_path: Path) -> None:
+def test_a_run_directory_without_a_groups_folder_has_no_groups(tmp_path: Path) -> None:
     assert ProcessGroups(tmp_path).finish(NOW_NS) == []

@@ -21,7 +21,7 @@ def writer(request: pytest.FixtureRequest) -> Iterator[RingWriter]:
     made.close()
 
 
-def test_a_span_arrives_as_it_was_written(writer: RingWriter) -> None:
+def test_a_span_is_read_as_written(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put(layout.FETCH, 100, 250, a=32)
     (spans,) = drain_ring(ring)
@@ -52,7 +52,7 @@ def test_only_records_written_before_the_previous_poll_are_taken(writer: RingWri
     ring.close()
 
 
-def test_everything_is_taken_when_the_process_has_ended(writer: RingWriter) -> None:
+def test_all_records_are_read_after_the_process_has_ended(writer: RingWriter) -> None:
     ring = writer.open()
     writer.put()
     writer.put()
@@ -95,7 +95,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
-def test_an_implausible_record_is_dropped_alone(
+def test_an_implausible_record_is_dropped_without_the_others(
     writer: RingWriter, fields: tuple[int, ...]
 ) -> None:
     ring = writer.open()
@@ -108,7 +108,7 @@ def test_an_implausible_record_is_dropped_alone(
     ring.close()
 
 
-def test_names_of_own_kinds_come_with_the_spans_that_use_them(writer: RingWriter) -> None:
+def test_user_defined_names_are_delivered_with_their_spans(writer: RingWriter) -> None:
     ring = writer.open()
     name = "Aufwärmen".encode()
     writer.memory[layout.NAMES_OFFSET : layout.NAMES_OFFSET + len(name)] = name
@@ -121,7 +121,7 @@ def test_names_of_own_kinds_come_with_the_spans_that_use_them(writer: RingWriter
 
 
 @pytest.mark.parametrize("written", [2**63, 2**64 - 1, 2**62])
-def test_a_counter_out_of_range_ends_the_reading(writer: RingWriter, written: int) -> None:
+def test_a_counter_out_of_range_stops_reading_the_ring(writer: RingWriter, written: int) -> None:
     ring = writer.open()
     writer.set_counter(written)
     assert drain_ring(ring) == []
@@ -129,7 +129,7 @@ def test_a_counter_out_of_range_ends_the_reading(writer: RingWriter, written: in
     ring.close()
 
 
-def test_a_counter_that_runs_backwards_ends_the_reading(writer: RingWriter) -> None:
+def test_a_decreasing_counter_stops_reading_the_ring(writer: RingWriter) -> None:
     ring = writer.open()
     for _ in range(5):
         writer.put()
@@ -140,7 +140,7 @@ def test_a_counter_that_runs_backwards_ends_the_reading(writer: RingWriter) -> N
     ring.close()
 
 
-def test_a_counter_that_jumps_is_counted_as_dropped(writer: RingWriter) -> None:
+def test_a_counter_jump_is_counted_as_dropped_records(writer: RingWriter) -> None:
     ring = writer.open()
     writer.set_counter(2**61)
     spans = drain_ring(ring)
@@ -150,7 +150,7 @@ def test_a_counter_that_jumps_is_counted_as_dropped(writer: RingWriter) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 36, 100, 4096])
-def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
+def test_a_truncated_ring_yields_no_records_and_no_crash(left: int) -> None:
     writer = RingWriter(seal=False)
     ring = writer.open()
     assert ring.memory is None  # what can shrink is never mapped
@@ -168,7 +168,7 @@ def test_a_shortened_ring_reads_as_zeros_and_kills_nobody(left: int) -> None:
     records=st.binary(max_size=600),
     written=st.integers(0, 2**64 - 1),
 )
-def test_nothing_in_a_ring_makes_the_reader_fail(
+def test_arbitrary_ring_content_does_not_crash_the_reader(
     header: bytes, records: bytes, written: int
 ) -> None:
     writer = RingWriter()
@@ -208,7 +208,7 @@ def test_an_operation_that_does_not_end_is_reported_once(writer: RingWriter) -> 
     ring.close()
 
 
-def test_an_operation_whose_span_is_there_has_ended(writer: RingWriter) -> None:
+def test_an_operation_with_a_recorded_span_has_ended(writer: RingWriter) -> None:
     ring = writer.open()
     layout.UNDER_WAY.pack_into(writer.memory, layout.UNDER_WAY_OFFSET, 100, 7, 3, 40, 1)
     for _ in range(writer.capacity - 1):

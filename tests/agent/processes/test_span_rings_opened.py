@@ -35,7 +35,7 @@ def headers() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("header", headers().values(), ids=headers().keys())
-def test_a_header_that_does_not_hold_is_refused(header: bytes) -> None:
+def test_an_invalid_ring_header_is_refused(header: bytes) -> None:
     writer = RingWriter()
     writer.memory[: len(header)] = header
     with pytest.raises(Unavailable):
@@ -58,7 +58,7 @@ def test_only_memory_files_of_a_process_are_opened(tmp_path: Path) -> None:
     os.close(end)
 
 
-def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) -> None:
+def test_invalid_ring_announcements_are_refused_and_reported_once(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
     writer = RingWriter()
@@ -82,7 +82,7 @@ def test_announcements_are_followed_refused_and_never_trusted(tmp_path: Path) ->
     writer.close()
 
 
-def test_an_earlier_recorders_spans_are_not_taken_again(tmp_path: Path) -> None:
+def test_spans_from_before_a_restarted_recorder_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
     writer = RingWriter()
@@ -120,7 +120,7 @@ def test_a_process_that_executes_another_program_has_a_new_ring(tmp_path: Path) 
     second.close()
 
 
-def test_a_ring_that_is_a_file_is_read_only_from_this_folder(tmp_path: Path) -> None:
+def test_ring_files_are_read_only_from_the_rings_folder(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     folder.mkdir()
     writer = RingWriter()

@@ -60,7 +60,7 @@ def writer(request: pytest.FixtureRequest) -> Iterator[RingWriter]:
     made.close()
 
 
-def test_definitions_are_taken_once_and_continue() -> None:
+def test_stack_definitions_are_taken_once_and_continue_numbering() -> None:
     definitions = StackDefinitions()
     definitions.add(LOG)
     assert definitions.take_new() == DEFINED
@@ -77,7 +77,7 @@ def test_definitions_are_taken_once_and_continue() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(LOG)))
-def test_an_entry_that_is_cut_is_read_when_it_is_whole(cut: int) -> None:
+def test_a_partial_entry_is_read_once_complete(cut: int) -> None:
     definitions = StackDefinitions()
     definitions.add(LOG[:cut])
     assert definitions.read_bytes <= cut
@@ -108,7 +108,7 @@ def test_an_invalid_entry_ends_the_log(entry: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, len(LOG)))
-def test_any_bytes_are_read_without_failing(noise: bytes, cut: int) -> None:
+def test_arbitrary_log_bytes_are_read_without_an_exception(noise: bytes, cut: int) -> None:
     definitions = StackDefinitions()
     definitions.add(LOG[:cut] + noise)
     taken = definitions.take_new() or {"files": [0, []], "places": [0, []], "stacks": [1, []]}
@@ -120,7 +120,7 @@ def test_any_bytes_are_read_without_failing(noise: bytes, cut: int) -> None:
         assert 0 <= first_line < 2**31 and 0 <= line < 2**31 and isinstance(name, str)
 
 
-def test_the_log_of_a_ring_is_read_up_to_the_look_before(writer: RingWriter) -> None:
+def test_the_definition_log_is_read_up_to_the_previous_poll(writer: RingWriter) -> None:
     ring = writer.open()
     writer.write_log(LOG)
     ring.look()
@@ -142,7 +142,7 @@ def test_a_length_beyond_the_log_is_not_read(writer: RingWriter, written: int) -
 
 
 @pytest.mark.parametrize("size", [LOG_BYTES + 1, 2**64 - 1])
-def test_a_log_that_does_not_fit_its_file_is_no_log(writer: RingWriter, size: int) -> None:
+def test_a_log_size_beyond_the_file_is_ignored(writer: RingWriter, size: int) -> None:
     struct.pack_into("<Q", writer.memory, 48, size)
     ring = writer.open()
     assert ring.log_bytes == 0
@@ -160,7 +160,9 @@ def test_a_ring_without_a_log_is_read() -> None:
     writer.close()
 
 
-def test_the_recorder_makes_events_and_repeats_them(tmp_path: Path, writer: RingWriter) -> None:
+def test_stack_definitions_become_events_and_are_repeated_on_request(
+    tmp_path: Path, writer: RingWriter
+) -> None:
     (tmp_path / "rings").mkdir()
     rings = SpanRings(tmp_path)
     fd = writer.fd

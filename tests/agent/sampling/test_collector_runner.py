@@ -71,7 +71,7 @@ def series(devices: Sequence[str], seconds: Sequence[int], *values: Sequence[int
     return Columns("later", names, tuple(devices), times, columns, [None] * len(devices))
 
 
-def test_readings_keep_their_times_and_are_understood_at_the_flush() -> None:
+def test_readings_keep_their_times_and_are_parsed_at_the_flush() -> None:
     collector = Later([{"a": 3}, {"a": 5}], [["a"]])
     slot = CollectorRunner(collector, SECOND_NS, lambda name, error: None)
     slot.open(0)
@@ -82,13 +82,13 @@ def test_readings_keep_their_times_and_are_understood_at_the_flush() -> None:
     assert slot.take(4 * SECOND_NS) == []
 
 
-def test_devices_that_changed_between_two_flushes_part_the_series() -> None:
+def test_changed_devices_between_flushes_split_the_series() -> None:
     collector = Later([{"a": 1}, {"a": 2, "b": 7}, {"a": 3, "b": 8}], [["a"], ["a", "b"]])
     assert taken(collector, 3) == [series("a", [1], [1]), series("ab", [2, 3], [2, 3], [7, 8])]
     assert collector.opens == 2
 
 
-def test_what_was_read_of_devices_that_came_and_went_is_left_out() -> None:
+def test_readings_of_a_device_that_disappeared_again_are_dropped() -> None:
     # "b" was there at 2 s only; when that comes to light there is "a" alone again
     collector = Later([{"a": 1}, {"a": 2, "b": 7}, {"a": 3}], [["a"]])
     notes: list[Any] = []
@@ -96,7 +96,7 @@ def test_what_was_read_of_devices_that_came_and_went_is_left_out() -> None:
     assert notes == []
 
 
-def test_devices_that_never_fit_are_a_fault_and_the_collector_rests() -> None:
+def test_devices_that_never_match_suspend_the_collector() -> None:
     collector = Later([{"b": n} for n in range(9)], [["a"]])
     notes: list[Any] = []
     slot = CollectorRunner(collector, SECOND_NS, lambda name, error: notes.append(error))
@@ -113,7 +113,7 @@ def test_devices_that_never_fit_are_a_fault_and_the_collector_rests() -> None:
     assert slot.due_ns == 8 * SECOND_NS + SECOND_NS
 
 
-def test_a_reason_found_in_a_reading_is_a_gap_at_its_time() -> None:
+def test_a_reason_found_while_parsing_becomes_a_timed_gap() -> None:
     collector = Later([{"a": 1}, (HIDDEN,), (HIDDEN,), {"a": 4}, (HIDDEN,)], [["a"]])
     gap = ("later", "", "", "denied", "hidden", "ask")
     assert taken(collector, 5) == [
@@ -123,7 +123,7 @@ def test_a_reason_found_in_a_reading_is_a_gap_at_its_time() -> None:
     ]
 
 
-def test_what_was_read_before_a_failure_is_understood_before_it() -> None:
+def test_readings_around_a_failure_are_kept_with_its_gap() -> None:
     collector = Later([{"a": 1}, HIDDEN, HIDDEN, {"a": 4}, NothingNew()], [["a"]])
     assert taken(collector, 5) == [
         Gap(2 * SECOND_NS, "later", "", "", "denied", "hidden", "ask"),  # once
@@ -131,12 +131,12 @@ def test_what_was_read_before_a_failure_is_understood_before_it() -> None:
     ]
 
 
-def test_devices_that_change_while_reading_are_read_anew_at_once() -> None:
+def test_changed_devices_are_read_again_in_the_same_tick() -> None:
     collector = Later([{"a": 1}, DevicesChanged(), {"b": 2}], [["a"], ["b"]])
     assert taken(collector, 2) == [series("a", [1], [1]), series("b", [2], [2])]
 
 
-def test_three_readings_that_cannot_be_understood_end_it_for_a_while() -> None:
+def test_three_unparsable_readings_suspend_the_collector() -> None:
     collector = Later([(ValueError("odd"),)] * 4, [["a"]])
     notes: list[Any] = []
     assert taken(collector, 4, notes) == [

@@ -13,7 +13,7 @@ from clusterprof.errors import Unavailable
 WHY = Unavailable("absent", "not here")
 
 
-def test_numbers_of_one_type_come_back_as_arrays() -> None:
+def test_values_of_the_same_type_are_returned_as_arrays() -> None:
     ticks = SampleBatch("qq")
     same = [1, 2]
     ticks.add(10, same)
@@ -23,7 +23,7 @@ def test_numbers_of_one_type_come_back_as_arrays() -> None:
     assert ticks.t_ns == array("q", [10, 20])
 
 
-def test_a_reason_keeps_what_came_before_it_and_itself() -> None:
+def test_a_reason_is_kept_with_all_earlier_values() -> None:
     ticks = SampleBatch("qqq")
     ticks.add(10, [1, 2, 3])
     ticks.add(20, [4, WHY, 6])
@@ -32,7 +32,7 @@ def test_a_reason_keeps_what_came_before_it_and_itself() -> None:
     assert ticks.columns() == [(1, 4, 7), (2, WHY, 8), (3, 6, 2**63)]
 
 
-def test_each_column_has_its_type_and_every_bit_of_a_float() -> None:
+def test_columns_keep_their_type_and_float_precision() -> None:
     ticks = SampleBatch("qd")
     ticks.add(10, [-1, -0.0])
     ticks.add(20, [2, 3])
@@ -41,7 +41,7 @@ def test_each_column_has_its_type_and_every_bit_of_a_float() -> None:
     assert str((ticks.numbers() or [])[1][0]) == "-0.0"
 
 
-def test_columns_of_both_types_keep_what_came_before_a_reason() -> None:
+def test_mixed_columns_keep_values_before_a_reason() -> None:
     ticks = SampleBatch("qd")
     ticks.add(10, [1, 0.5])
     ticks.add(20, [2, WHY])
@@ -56,7 +56,7 @@ class Explosive:
 
 
 @pytest.mark.parametrize("sample", [[1], [1, 2, 3], [1, Explosive()]])
-def test_a_tick_that_cannot_be_taken_leaves_nothing_behind(sample: Any) -> None:
+def test_a_rejected_tick_leaves_no_values_behind(sample: Any) -> None:
     ticks = SampleBatch("qq")
     ticks.add(10, [1, 2])
     with pytest.raises((ValueError, RuntimeError)):
@@ -68,7 +68,7 @@ def test_a_tick_that_cannot_be_taken_leaves_nothing_behind(sample: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [[(1, 2), (3,)], [(1, 2), (3, "x")], [(1, 2), (3, 2**63)]])
-def test_rows_of_a_tick_are_taken_together_or_not_at_all(rows: Any) -> None:
+def test_invalid_rows_reject_all_rows_of_the_tick(rows: Any) -> None:
     table = RowBatch(2)
     assert table.numbers() is None
     table.add(10, [(1, 2), (3, 4)])

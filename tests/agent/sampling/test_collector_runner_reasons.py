@@ -13,7 +13,7 @@ NO_QUOTA = Unavailable("absent", "no quota", "")
 DENIED = Unavailable("denied", "not yours", "ask")
 
 
-def test_a_column_that_is_never_known_is_reported_once_and_masked_throughout() -> None:
+def test_a_permanently_unknown_column_is_reported_once_and_masked() -> None:
     recorded: list[Record] = []
     reasons = MissingValueReasons("c", recorded.append)
     for t_ns in (10, 30):
@@ -26,7 +26,7 @@ def test_a_column_that_is_never_known_is_reported_once_and_masked_throughout() -
     assert recorded == [Gap(10, "c", "cpu.quota", "", "absent", "no quota", "")]
 
 
-def test_another_reason_and_one_after_a_number_are_news() -> None:
+def test_changed_and_recurring_reasons_are_recorded_again() -> None:
     recorded: list[Record] = []
     reasons = MissingValueReasons("c", recorded.append)
     reasons.pack(NAMES, "dq", [1, 2], [(NO_QUOTA, NO_QUOTA), (1, 2)])
@@ -41,7 +41,7 @@ def test_another_reason_and_one_after_a_number_are_news() -> None:
     ]
 
 
-def test_of_the_whole_collector_a_reason_holds_until_something_is_seen() -> None:
+def test_a_reason_of_the_whole_collector_holds_until_cleared() -> None:
     recorded: list[Record] = []
     reasons = MissingValueReasons("c", recorded.append)
     assert reasons.set_for_collector(1, DENIED) and not reasons.set_for_collector(2, DENIED)

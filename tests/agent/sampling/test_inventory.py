@@ -25,7 +25,7 @@ def nic(sys: Path, name: str, bus: str = "", driver: str = "", over: str = "") -
         (folder / f"lower_{over}").symlink_to(sys / "class/net" / over)
 
 
-def test_only_interfaces_with_hardware_below_are_physical(tmp_path: Path) -> None:
+def test_only_interfaces_backed_by_hardware_are_physical(tmp_path: Path) -> None:
     nic(tmp_path, "ens1", "pci", "mlx5_core")
     nic(tmp_path, "ens2", "pci", "vmxnet3")
     nic(tmp_path, "eth0", "virtio", "virtio_net")

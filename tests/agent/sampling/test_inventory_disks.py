@@ -12,7 +12,7 @@ def standing(roots: Roots) -> dict[str, list[str] | None]:
     return {disk["name"]: disk.get("on") for disk in build_host_inventory(roots)["disks"]}
 
 
-def test_volumes_stand_on_their_disks(host) -> None:
+def test_volumes_list_their_underlying_disks(host) -> None:
     assert standing(host("lustre-nfs")) == {
         "dm-0": ["md0"],
         "md0": ["nvme0n1", "nvme1n1"],
@@ -32,7 +32,7 @@ def block(sys: Path, name: str, device: str, backing: str = "") -> None:
         (folder / "loop/backing_file").write_text(backing + "\n")
 
 
-def test_a_file_as_a_disk_stands_on_the_disk_that_has_the_file(tmp_path: Path) -> None:
+def test_a_loop_device_lists_the_disk_of_the_backing_file(tmp_path: Path) -> None:
     block(tmp_path / "sys", "sda", "8:0")
     block(tmp_path / "sys", "loop0", "7:0", "/data/image.squashfs")
     block(tmp_path / "sys", "loop1", "7:1", "/tmp/image")

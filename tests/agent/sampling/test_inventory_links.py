@@ -7,7 +7,7 @@ from clusterprof.agent.sampling import inventory
 from clusterprof.agent.sampling.inventory import build_host_inventory
 
 
-def test_interfaces_of_a_node_cards_first(host) -> None:
+def test_network_cards_are_listed_before_other_interfaces(host) -> None:
     roots = host("rdma-zoo")
     assert inventory.list_network_interfaces(roots.sys, roots.proc) == [
         {
@@ -65,7 +65,7 @@ def test_interfaces_of_a_node_cards_first(host) -> None:
     ]
 
 
-def test_rdma_devices_of_a_node(host) -> None:
+def test_rdma_devices_are_listed_with_ports_and_interfaces(host) -> None:
     roots = host("rdma-zoo")
     hcas = {hca["name"]: hca for hca in inventory.list_rdma_devices(roots.sys)}
     assert list(hcas) == [*sorted(set(hcas) - {"cxi0"}), "cxi0"] and len(hcas) == 9
@@ -95,7 +95,7 @@ def test_rdma_devices_of_a_node(host) -> None:
     }
 
 
-def test_a_node_with_many_interfaces_names_its_cards(tmp_path) -> None:
+def test_a_long_interface_list_keeps_the_network_cards(tmp_path) -> None:
     net = tmp_path / "class/net"
     for number in range(300):
         (net / f"cali{number}").mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_a_node_with_many_interfaces_names_its_cards(tmp_path) -> None:
     assert network_interfaces[0] == {"name": "eth0", "physical": True}
 
 
-def test_the_header_holds_both_and_no_address(host) -> None:
+def test_the_header_lists_nics_and_rdma_devices(host) -> None:
     inventory = build_host_inventory(host("rdma-zoo"))
     assert [nic["name"] for nic in inventory["nics"]][:2] == ["ens1f1", "ens2f0"]
     assert len(inventory["hcas"]) == 9
@@ -113,7 +113,7 @@ def test_the_header_holds_both_and_no_address(host) -> None:
     assert (nothing["nics"], nothing["hcas"]) == ([], [])
 
 
-def test_this_machine() -> None:
+def test_interfaces_of_this_machine_have_known_fields() -> None:
     roots = Roots()
     names = {nic["name"] for nic in inventory.list_network_interfaces(roots.sys, roots.proc)}
     known = {

@@ -37,9 +37,7 @@ def want(folder: Path) -> None:
     assert write_viewer_heartbeat(folder, (folder / SEGMENT).stat().st_mtime) == "left"
 
 
-def test_nothing_is_started_for_a_job_that_is_not_watched(
-    helper: ViewerHelper, folder: Path
-) -> None:
+def test_a_job_without_viewers_starts_no_helper(helper: ViewerHelper, folder: Path) -> None:
     helper.check(CHECK_NS, SEGMENT)
     assert helper.pid is None
     want(folder)
@@ -49,7 +47,9 @@ def test_nothing_is_started_for_a_job_that_is_not_watched(
     assert helper.pid is not None
 
 
-def test_a_helper_that_is_killed_is_started_again_later(helper: ViewerHelper, folder: Path) -> None:
+def test_a_killed_viewer_helper_is_restarted_after_a_minute(
+    helper: ViewerHelper, folder: Path
+) -> None:
     want(folder)
     helper.check(CHECK_NS, SEGMENT)
     assert helper.pid is not None
@@ -70,7 +70,7 @@ def test_a_helper_that_is_killed_is_started_again_later(helper: ViewerHelper, fo
     assert helper.pid is not None
 
 
-def test_a_helper_that_cannot_run_rests_longer_each_time(folder: Path) -> None:
+def test_a_failing_helper_is_restarted_less_often_each_time(folder: Path) -> None:
     helper = ViewerHelper(folder, FAILS)
     want(folder)
     now_ns, starts = 0, []
@@ -96,7 +96,7 @@ def test_closing_ends_the_helper_and_removes_its_files(helper: ViewerHelper, fol
     assert os.listdir(folder) == [SEGMENT] and not (folder / VIEWER_FILE).exists()
 
 
-def test_a_python_that_cannot_be_started_is_no_error(
+def test_a_python_that_cannot_be_started_is_not_an_error(
     helper: ViewerHelper, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", str(folder / "missing"))

@@ -52,7 +52,7 @@ def test_paths_addresses_and_this_host_are_hidden(
     assert hidden == text if pattern is None else re.fullmatch(pattern, hidden), hidden
 
 
-def test_a_name_is_one_word_in_a_job_and_another_in_the_next(redactor: Redactor) -> None:
+def test_a_name_has_the_same_pseudonym_only_within_a_job(redactor: Redactor) -> None:
     again = Redactor("train-of-alice", ["gpu-18"])  # another node of the job
     assert redactor.hide_name("storage-7") == again.hide_name("storage-7")
     assert Redactor("another", [HOST]).hide_name("storage-7") != redactor.hide_name("storage-7")
@@ -66,16 +66,14 @@ def test_job_ids_that_are_numbers_are_kept(redactor: Redactor, job: str) -> None
 @pytest.mark.parametrize(
     "job", ["alice-llama", "alice-llama-restart2", "train@20261123-224518-4f2a"]
 )
-def test_a_hidden_job_is_as_well_known_to_other_nodes_as_before(
-    redactor: Redactor, job: str
-) -> None:
+def test_a_hidden_job_name_keeps_kind_and_restart_suffix(redactor: Redactor, job: str) -> None:
     hidden = redactor.hide_job(job)
     assert "alice" not in hidden and "train" not in hidden
     assert is_job_name(hidden) == is_job_name(job)
     assert hidden.endswith("-restart2") == job.endswith("-restart2")
 
 
-def test_each_record_keeps_its_numbers_and_loses_its_names(redactor: Redactor) -> None:
+def test_redacted_records_keep_numbers_and_lose_names(redactor: Redactor) -> None:
     t_ns = array("q", [1, 2])
     columns = Columns("nfs", ("nfs.read_bytes_total",), ("/mnt/alice",), t_ns, (t_ns,), (None,))
     hidden = redactor.redact(columns)
@@ -122,7 +120,7 @@ def test_the_header_names_neither_host_nor_job_nor_mounts(redactor: Redactor) ->
     assert hidden.devices == [dict(device) for device in header.devices]
 
 
-def test_a_redacted_recording_of_a_real_job(tmp_path: Path) -> None:
+def test_a_redacted_recording_of_a_job_has_no_private_names(tmp_path: Path) -> None:
     home = tmp_path / "home-of-alice"
     home.mkdir()
     script = home / "alice.py"

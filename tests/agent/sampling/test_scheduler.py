@@ -46,7 +46,7 @@ def ending(t_ns: int) -> list[Record]:
     ]
 
 
-def test_first_sample_leaves_at_once_and_the_rest_in_flushes() -> None:
+def test_the_first_sample_is_flushed_immediately() -> None:
     records = run_service(ScriptedCollector([[1, 2], [3, 4], [5, 6]]))
     # Ticks at 1.0, 1.1, 1.2 s; at 1.3 s the test is over. The first tick is flushed at once.
     assert records == [
@@ -76,7 +76,7 @@ def test_a_flush_shares_the_wake_up_of_a_tick() -> None:
     assert sum(isinstance(record, Columns) for record in records) == 11  # 8 s / 0.8 s, and the rest
 
 
-def test_two_tiers_of_rates_share_one_loop() -> None:
+def test_two_sampling_rates_share_a_loop() -> None:
     fast, slow = CountingCollector(), ScriptedCollector([[1, 1], [2, 2], [3, 3]])
     clock, note = FakeClock(), lambda name, error: None
     slots = [CollectorRunner(fast, TICK_NS, note), CollectorRunner(slow, 10 * TICK_NS, note)]
@@ -108,7 +108,7 @@ def test_late_ticks_are_recorded_late_and_counted() -> None:
     assert pace == Schedule(late_ns=2 * 7_000_000, missed=0)
 
 
-def test_ticks_that_could_not_be_taken_are_counted_never_invented() -> None:
+def test_missed_ticks_are_counted_without_invented_samples() -> None:
     clock, pace = FakeClock(), Schedule()
 
     class Slow(CountingCollector):
@@ -132,7 +132,7 @@ def test_clock_frames_come_every_ten_seconds() -> None:
     assert clocks == [T0 + 10_400_000_000, T0 + 20_800_000_000, T0 + 21 * SECOND_NS]
 
 
-def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_reported_once() -> None:
+def test_an_unreadable_value_is_masked_with_a_reason_reported_once() -> None:
     why = Unavailable("denied", "no permission", "ask")
     other = Unavailable("failed", "I/O error")
     records = run_service(
@@ -152,7 +152,7 @@ def test_a_cell_that_cannot_be_read_is_masked_and_its_reason_reported_once() -> 
     ]
 
 
-def test_a_tick_without_any_sample_is_a_gap_of_the_whole_collector() -> None:
+def test_a_failed_tick_is_a_gap_of_the_whole_collector() -> None:
     why = Unavailable("failed", "gone for now")
     records = run_service(ScriptedCollector([[1, 1], why, why, [4, 4], why]), seconds=0.45)
     gap = Gap(T0 + TICK_NS, "scripted", "", "", "failed", "gone for now", "")
@@ -166,7 +166,7 @@ def test_a_tick_without_any_sample_is_a_gap_of_the_whole_collector() -> None:
     ]
 
 
-def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
+def test_a_tick_without_new_values_is_not_a_gap() -> None:
     why = Unavailable("failed", "gone for now")
     records = run_service(
         ScriptedCollector([[1, 1], NothingNew(), why, NothingNew(), why]), seconds=0.45
@@ -176,7 +176,7 @@ def test_a_tick_with_nothing_new_is_neither_a_sample_nor_a_gap() -> None:
     assert records == [columns([T0], [1], [1]), gap, *ending(T0 + 5 * TICK_NS)]
 
 
-def test_changed_devices_are_opened_anew_and_columns_follow() -> None:
+def test_changed_devices_reopen_the_collector_with_new_columns() -> None:
     opens = [[(CPU_USER, "cpu0")], [(CPU_USER, "cpu0"), (CPU_USER, "cpu1")]]
     records = run_service(
         ScriptedCollector([[1], DevicesChanged(), [2, 3], [4, 5]], opens), seconds=0.25
@@ -190,7 +190,7 @@ def test_changed_devices_are_opened_anew_and_columns_follow() -> None:
     ]
 
 
-def test_devices_that_come_later_are_announced() -> None:
+def test_devices_that_appear_later_are_announced() -> None:
     class Growing(ScriptedCollector):
         def inventory(self) -> list[dict[str, Any]]:
             count = self.calls.count("open")
@@ -240,7 +240,7 @@ ANYTHING = [
 
 
 @pytest.mark.parametrize("wrong", ANYTHING, ids=lambda wrong: repr(wrong).split(" at ")[0][:24])
-def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> None:
+def test_a_misbehaving_collector_does_not_affect_another(wrong: Any) -> None:
     notes: list[str] = []
     records = run_service(
         ScriptedCollector([wrong] * 40),
@@ -261,7 +261,7 @@ def test_a_collector_that_does_anything_does_not_affect_another(wrong: Any) -> N
     assert notes.count("counting") == 0
 
 
-def test_a_faulty_collector_rests_longer_and_longer() -> None:
+def test_a_faulty_collector_pauses_longer_each_time() -> None:
     collector = ScriptedCollector([ValueError(str(n)) for n in range(100)])
     run_service(collector, seconds=9)
     # Three faults (1.0, 1.1, 1.2 s) and it is closed; rests of 1, 2 and 4 s follow, each ended by
@@ -270,7 +270,7 @@ def test_a_faulty_collector_rests_longer_and_longer() -> None:
     assert collector.calls == cycle * 4
 
 
-def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
+def test_a_collector_that_cannot_be_opened_is_retried() -> None:
     absent = Unavailable("absent", "no such hardware")
     collector = ScriptedCollector([], opens=[absent, absent])
     records = run_service(collector, seconds=0.5)
@@ -281,7 +281,7 @@ def test_a_collector_that_cannot_be_opened_is_tried_again() -> None:
     ]
 
 
-def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
+def test_a_recorder_over_its_budget_halves_and_reports_its_rate() -> None:
     clock, collector, pace = FakeClock(), CountingCollector(), Schedule()
     clock.used_ns = 0
 
@@ -306,7 +306,7 @@ def test_over_its_budget_the_recorder_halves_its_rate_and_says_so() -> None:
     assert pace.slowdown == 2
 
 
-def test_registrations_are_looked_at_before_the_first_sample_and_before_the_end() -> None:
+def test_registrations_are_read_at_the_start_and_the_end() -> None:
     source, clock = SilentSource(), FakeClock()
     stops = iter(["", "", "over"])
     batches = record_batches(
@@ -335,7 +335,7 @@ def test_the_first_error_of_an_optional_source_ends_it_and_is_logged(method: str
     assert (broken.calls, errors) == (1, [("autopsy", "no space left")])
 
 
-def test_an_optional_source_looks_for_news_until_its_first_error() -> None:
+def test_an_optional_source_is_polled_until_the_first_error() -> None:
     class Looking(SilentSource):
         def look(self, now_ns: int) -> bool:  # type: ignore[override]
             super().look(now_ns)
@@ -349,7 +349,7 @@ def test_an_optional_source_looks_for_news_until_its_first_error() -> None:
     assert (looking.looks, errors) == ([1, 2], ["dumps"])
 
 
-def test_an_optional_source_that_looks_for_nothing_awaits_nothing() -> None:
+def test_an_optional_source_without_look_has_nothing_pending() -> None:
     class Blind:
         def take(self, now_ns: int) -> list[Record]:
             return []

@@ -93,7 +93,7 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_every_collector_receives_what_stood_in_its_own_files(files: list[Path]) -> None:
+def test_each_collector_receives_the_content_of_its_files(files: list[Path]) -> None:
     first, second = Numbers("first", files[0], files[1]), Numbers("second", files[2])
     rig = Rig(first, CountingCollector(), second)
     assert rig.tick() == (T0 + TICK_NS, T0 + TICK_NS)
@@ -107,7 +107,7 @@ def test_every_collector_receives_what_stood_in_its_own_files(files: list[Path])
     assert (first.reads, second.reads) == (0, 0)  # nobody was asked
 
 
-def test_lateness_and_missed_ticks_are_counted_for_each(files: list[Path]) -> None:
+def test_lateness_and_missed_ticks_are_counted_per_collector(files: list[Path]) -> None:
     rig = Rig(Numbers("first", files[0]), Numbers("second", files[1]))
     rig.tick()
     rig.clock.t_ns += 250_000_000  # due at 1.1 s, taken at 1.35 s: 1.2 and 1.3 s were missed
@@ -128,7 +128,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("error", [13, 1, 3, 5, 19, 116])  # EACCES EPERM ESRCH EIO ENODEV ESTALE
-def test_a_file_that_fails_in_the_loop_costs_nobody_a_tick(
+def test_a_failed_batched_read_costs_no_ticks(
     files: list[Path], monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     refusing = Refusing()
@@ -150,7 +150,7 @@ def test_a_file_that_fails_in_the_loop_costs_nobody_a_tick(
     }
 
 
-def test_a_file_that_has_gone_for_good_is_a_gap_of_its_own_collector(
+def test_a_removed_file_is_a_gap_only_in_its_collector(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Numbers("first", files[0]), Numbers("second", files[1])
@@ -172,7 +172,7 @@ def test_a_file_that_has_gone_for_good_is_a_gap_of_its_own_collector(
     assert rig.taken() == {"first": [(3, 1)], "second": [(3, 7)]}
 
 
-def test_a_file_that_became_too_long_is_read_to_its_end(files: list[Path]) -> None:
+def test_a_file_that_outgrows_the_buffer_is_read_completely(files: list[Path]) -> None:
     first, second = Numbers("first", files[0]), Numbers("second", files[1])
     rig = Rig(first, second)
     rig.tick()
@@ -186,9 +186,7 @@ def test_a_file_that_became_too_long_is_read_to_its_end(files: list[Path]) -> No
     assert (first.reads, second.reads) == (1, 3)  # from now on by itself
 
 
-def test_a_collector_that_is_opened_anew_between_two_ticks_has_its_new_files(
-    files: list[Path],
-) -> None:
+def test_a_reopened_collector_reads_its_new_files(files: list[Path]) -> None:
     first, second = Numbers("first", files[0]), Numbers("second", files[1])
     rig = Rig(first, second)
     rig.tick()
@@ -201,7 +199,7 @@ def test_a_collector_that_is_opened_anew_between_two_ticks_has_its_new_files(
     assert second.reads == 0
 
 
-def test_one_that_rests_comes_back_at_its_own_time(files: list[Path]) -> None:
+def test_a_suspended_collector_resumes_when_its_pause_ends(files: list[Path]) -> None:
     class Faulty(Numbers):
         def parse(self, contents: Sequence[bytes | Unavailable]) -> list[Any]:
             if contents[0] == b"2":
@@ -223,7 +221,7 @@ def test_one_that_rests_comes_back_at_its_own_time(files: list[Path]) -> None:
     }
 
 
-def test_what_files_says_cannot_do_any_harm(files: list[Path]) -> None:
+def test_an_exception_in_files_falls_back_to_single_reads(files: list[Path]) -> None:
     class Raising(Numbers):
         def files(self) -> Sequence[OpenFile]:
             raise RuntimeError("not today")

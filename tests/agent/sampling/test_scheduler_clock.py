@@ -37,7 +37,7 @@ def in_short() -> int:
     return time.monotonic_ns() + SHORT_NS
 
 
-def test_a_wait_ends_at_its_time_and_nobody_was_notified(news: FolderWatch) -> None:
+def test_a_wait_without_events_ends_at_its_deadline(news: FolderWatch) -> None:
     clock = SystemClock([], news)
     until_ns = in_short()
     assert clock.wait_until(until_ns) is False
@@ -46,7 +46,7 @@ def test_a_wait_ends_at_its_time_and_nobody_was_notified(news: FolderWatch) -> N
     assert not SystemClock([]).wakes_on_files
 
 
-def test_a_file_that_comes_ends_the_wait(news: FolderWatch, tmp_path: Path) -> None:
+def test_a_new_file_ends_the_wait(news: FolderWatch, tmp_path: Path) -> None:
     clock = SystemClock([], news)
     until_ns = in_long()
     late = threading.Timer(0.05, write_private_file, (tmp_path / "1.json", b"{}"))
@@ -56,9 +56,7 @@ def test_a_file_that_comes_ends_the_wait(news: FolderWatch, tmp_path: Path) -> N
     late.join()
 
 
-def test_files_that_keep_coming_end_one_wait_in_a_tick_and_none_is_missed(
-    news: FolderWatch, tmp_path: Path
-) -> None:
+def test_repeated_new_files_end_a_single_wait_per_tick(news: FolderWatch, tmp_path: Path) -> None:
     clock = SystemClock([], news)
     write_private_file(tmp_path / "1.json", b"{}")
     assert clock.wait_until(in_long()) is True
@@ -71,7 +69,7 @@ def test_files_that_keep_coming_end_one_wait_in_a_tick_and_none_is_missed(
     assert clock.wait_until(in_long()) is True  # it listens again
 
 
-def test_other_descriptors_always_end_a_wait(news: FolderWatch, tmp_path: Path) -> None:
+def test_a_readable_descriptor_always_ends_a_wait(news: FolderWatch, tmp_path: Path) -> None:
     read, write = os.pipe()
     try:
         for clock in (SystemClock([read], news), SystemClock([read])):
@@ -85,17 +83,17 @@ def test_other_descriptors_always_end_a_wait(news: FolderWatch, tmp_path: Path) 
         os.close(write)
 
 
-def test_who_comes_late_to_a_wait_has_not_listened(news: FolderWatch) -> None:
+def test_a_wait_past_its_deadline_reports_possible_files(news: FolderWatch) -> None:
     assert SystemClock([], news).wait_until(time.monotonic_ns() - 1) is True
 
 
-def test_what_is_half_written_is_no_news(news: FolderWatch, tmp_path: Path) -> None:
+def test_a_temporary_file_does_not_end_the_wait(news: FolderWatch, tmp_path: Path) -> None:
     clock = SystemClock([], news)
     (tmp_path / ".1.json.7.tmp").write_bytes(b"{")
     assert clock.wait_until(in_short()) is False
 
 
-def test_no_inotify_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_inotify_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="No such file"):
         FolderWatch([str(tmp_path), str(tmp_path / "missing")])
     before = len(os.listdir("/proc/self/fd"))
@@ -117,7 +115,7 @@ def test_no_inotify_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_files_of_one_timer_tick_are_all_found_however_soon_one_looks(
+def test_files_of_the_same_timer_tick_are_all_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came_ns = time.time_ns()

@@ -52,14 +52,14 @@ def looks(
     return [(at - T0) * 10 // SECOND_NS for at in source.looks]
 
 
-def test_a_notified_clock_leaves_the_looks_to_the_last_two_ticks_before_a_flush() -> None:
+def test_with_inotify_sources_are_polled_only_around_flushes() -> None:
     clock = FakeClock()
     clock.wakes_on_files = True
     # flushes at 1.0, 1.8, 2.6 s; at 3.2 s the time is over
     assert looks(clock, SilentSource(), 2.2) == [0, 7, 8, 15, 16, 22]
 
 
-def test_what_the_clock_is_notified_of_is_looked_at_once_and_anew_while_something_is_left() -> None:
+def test_a_notified_source_is_polled_until_empty() -> None:
     clock = FakeClock()
     clock.wakes_on_files = True
     clock.told_at = {T0 + 3 * TICK_NS}
@@ -67,14 +67,14 @@ def test_what_the_clock_is_notified_of_is_looked_at_once_and_anew_while_somethin
     assert looks(clock, left, 1.0) == [0, 3, 4, 5, 7, 8, 10]
 
 
-def test_the_end_is_in_time_wherever_it_lies_between_two_ticks() -> None:
+def test_a_recording_end_between_ticks_is_on_time() -> None:
     clock, source = FakeClock(), SilentSource()
     clock.wakes_on_files = True
     looks(clock, source, 0, T0 + 333_000_000)
     assert source.looks == [T0, T0 + 333_000_000]
 
 
-def test_one_without_any_device_is_asked_at_every_fifth_tick() -> None:
+def test_a_collector_without_devices_is_sampled_every_fifth_tick() -> None:
     class Nothing(ScriptedCollector):
         def sample(self) -> Any:
             super().sample()

@@ -135,7 +135,7 @@ def known(cause: str, *called: tuple[str, str]) -> str | None:
     return None if call is None else call.id
 
 
-def test_each_known_call_has_a_stack_here() -> None:
+def test_every_known_call_has_an_example_stack() -> None:
     assert list(STACKS) == [call.id for call in KNOWN_CALLS]
 
 
@@ -172,7 +172,7 @@ def test_a_call_is_known_by_its_frame(id_: str) -> None:
         ("<dftracer>", "print"),
     ],
 )
-def test_look_alikes_are_not_known(file: str, function: str) -> None:
+def test_look_alike_frames_are_not_known_calls(file: str, function: str) -> None:
     for cause in CAUSES:
         assert known(cause, (file, function)) is None
 
@@ -182,7 +182,7 @@ def test_a_function_of_the_user_is_never_a_known_call() -> None:
     assert find_known_call(mine, "cpu-preprocess") is None
 
 
-def test_what_is_special_stands_before_what_it_calls() -> None:
+def test_a_specific_known_call_takes_precedence_over_its_callees() -> None:
     wandb, requests = (SITE + "wandb/run.py", "log"), (SITE + "requests/api.py", "post")
     assert known("eval-host", wandb, requests) == "log-metrics-rarely"
     resize, load = (SITE + "PIL/Image.py", "resize"), (SITE + "PIL/ImageFile.py", "load")
@@ -210,7 +210,7 @@ def test_built_in_functions_are_known_from_the_source_line(call: str) -> None:
         ("cpu-preprocess", (SITE + "numpy/lib/_npyio_impl.py", "NpzFile.__getitem__")),
     ],
 )
-def test_neither_a_blocked_read_nor_a_compressed_array_is_mended_by_parsing_or_mapping(
+def test_blocked_reads_and_compressed_arrays_match_no_known_call(
     cause: str, frame: tuple[str, str]
 ) -> None:
     assert known(cause, frame) is None
@@ -226,7 +226,7 @@ RESIZE = (SITE + "PIL/Image.py", "Image.resize")
 LOAD = (SITE + "PIL/ImageFile.py", "ImageFile.load")
 
 
-def test_the_whole_of_one_piece() -> None:
+def test_advice_for_a_line_states_all_texts_and_numbers() -> None:
     """40 s are lost and can be had back; 71 % of them in resize, in 50 + 21 of 100 samples."""
     other = CodePath(Place("/job/model.py", 9, "forward"), (), 0.29, 29)
     more = CodePath(
@@ -274,18 +274,18 @@ def test_a_line_with_a_quarter_of_the_loss_comes_first() -> None:
     assert len(both) <= MAX_ADVICE
 
 
-def test_where_the_code_is_not_the_reason_its_advice_comes_last() -> None:
+def test_line_advice_comes_last_for_causes_outside_the_code() -> None:
     assert ids(path(RESIZE), cause="cpu-throttled")[-1] == "resize-images-once"
     assert ids(path(RESIZE), cause="cpu-throttled")[0] != "resize-images-once"
 
 
-def test_a_line_is_advised_even_if_the_cause_is_uncertain_but_not_if_nothing_was_lost() -> None:
+def test_line_advice_needs_lost_time_but_no_certain_cause() -> None:
     assert ids(path(RESIZE), confidence_ratio=0.1)[0] == "resize-images-once"
     assert ids(path(RESIZE), lost_ns=0) == []
     assert "resize-images-once" not in ids(path(RESIZE), step_ns=1000, steps=3)
 
 
-def test_the_rank_that_caused_it_stands_before_the_line() -> None:
+def test_the_culprit_rank_is_named_before_the_line() -> None:
     culprit = Culprit("n7", 3, "", "", 40 * S, 40 * S, 0.9)
     context = make_context(
         "cpu-preprocess", PREPARING, code=(path(RESIZE),), ranks=8, nodes=2, culprits=(culprit,)
@@ -294,14 +294,14 @@ def test_the_rank_that_caused_it_stands_before_the_line() -> None:
     assert line.advice.what.startswith("On n7, rank 3: data.py:42 in Data.augment spends 50 % in ")
 
 
-def test_how_a_line_is_written() -> None:
+def test_a_place_is_formatted_as_file_line_and_function() -> None:
     assert format_place(Place("/job/data.py", 42, "f")) == "data.py:42 in f"
     assert format_place(Place("/job/data.py", 0, "f")) == "f in data.py"
     assert format_place(Place("<nvtx>", 0, "forward")) == "forward"
 
 
 @pytest.mark.parametrize("call", KNOWN_CALLS, ids=lambda call: call.id)
-def test_the_words_of_each_known_call(call: KnownCall) -> None:
+def test_known_call_texts_and_patterns_are_well_formed(call: KnownCall) -> None:
     for text in (call.title, call.what, call.change, call.worse):
         assert text and not text.endswith(".") and "  " not in text
     assert call.change.count("`") % 2 == 0 and strip_command_marks(call.change)[1] == ()

@@ -17,7 +17,7 @@ def path(evidence: tuple[Evidence, ...]) -> AdviceContext:
     return AdviceContext(finding, evidence, machine=Machine("n0", hcas=("mlx5_0",)))
 
 
-def test_the_idle_interface_that_is_faster() -> None:
+def test_advice_names_the_faster_idle_interface() -> None:
     node_links = make_links(0, {**make_nic("eth0", 10 * GB, GB), **make_nic("eth1", 0, 10 * GB)})
     assert node_links.faster == ("eth1", 10 * GB)
     (advice,) = select_advice(path((_make_rate_symptom(node_links, 2.0).evidence,)))
@@ -26,7 +26,7 @@ def test_the_idle_interface_that_is_faster() -> None:
     )
 
 
-def test_the_port_that_stands_unused_as_nccl_writes_it() -> None:
+def test_advice_names_the_unused_rdma_port_in_nccl_notation() -> None:
     node_links = make_links(0, {**make_nic("eth0", 10 * GB, GB), **make_hca("mlx5_0/1", 0)})
     assert node_links.unused == ("mlx5_0/1",)
     signs = find_symptoms(node_links, make_zero_limits(build_limits({})))

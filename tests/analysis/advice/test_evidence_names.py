@@ -60,7 +60,9 @@ def test_every_name_in_the_code_that_makes_evidence_has_a_page() -> None:
         ),
     ],
 )
-def test_a_page_says_what_the_number_is(name: str, origin: str, about: str) -> None:
+def test_an_evidence_page_states_origin_and_meaning_of_the_number(
+    name: str, origin: str, about: str
+) -> None:
     assert _find_page(name) == (
         f"# {name}: {origin}\n\n{about}\n\nA finding shows it as evidence."
         " `clusterprof explain CAUSE` says how it is weighed.\n"

@@ -29,7 +29,7 @@ def advised(context: AdviceContext) -> list[tuple[str, str]]:
     return [(advice.id, advice.what) for advice in select_advice(context)]
 
 
-def test_one_operation_of_three_mebibytes_is_no_matter_of_buckets() -> None:
+def test_a_single_small_operation_gets_no_bucket_advice() -> None:
     assert advised(moved(3 * MIB, 1)) == [
         ("check-path", "Find out why ranks get 42.0 MiB/s: measure their path alone"),
         ("accumulate-gradients", "Communicate once for several micro-batches"),
@@ -37,7 +37,7 @@ def test_one_operation_of_three_mebibytes_is_no_matter_of_buckets() -> None:
     ]
 
 
-def test_the_whole_of_looking_at_a_path_within_a_node() -> None:
+def test_check_path_advice_within_a_node_has_all_its_texts() -> None:
     first = select_advice(moved(3 * MIB, 1, network__path_ratio=0.041))[0]
     assert first == Advice(
         what="Find out why ranks get 42.0 MiB/s: measure their path alone",
@@ -56,7 +56,7 @@ def test_the_whole_of_looking_at_a_path_within_a_node() -> None:
     )
 
 
-def test_between_nodes_the_interface_is_asked_and_the_link_is_tried() -> None:
+def test_check_path_advice_between_nodes_tests_link_and_interface() -> None:
     first = select_advice(replace(moved(3 * MIB, 1), nodes=2))[0]
     assert first.change == (
         "iperf3 -c OTHER_NODE -P 4 (or all_reduce_perf of nccl-tests) between the nodes;"
@@ -65,7 +65,7 @@ def test_between_nodes_the_interface_is_asked_and_the_link_is_tried() -> None:
     )
 
 
-def test_many_small_operations_are_put_together() -> None:
+def test_many_small_operations_get_larger_bucket_advice() -> None:
     advice = select_advice(moved(MIB // 2, 60))
     assert [advice_item.id for advice_item in advice] == [
         "larger-messages",
@@ -76,7 +76,7 @@ def test_many_small_operations_are_put_together() -> None:
     assert "a step has 60 operations of 512.0 KiB" in advice[0].because
 
 
-def test_one_large_operation_is_cut() -> None:
+def test_a_single_large_operation_gets_smaller_bucket_advice() -> None:
     # as fast as the path gives: nothing is to be looked for there
     result = moved(50 * MIB, 1, network__path_ratio=0.9)
     assert advised(result)[:1] == [
@@ -91,7 +91,7 @@ def test_one_large_operation_is_cut() -> None:
     )
 
 
-def test_many_large_operations_are_made_to_overlap() -> None:
+def test_many_large_operations_get_overlap_advice() -> None:
     assert advised(moved(50 * MIB, 12, network__path_ratio=0.9))[:1] == [
         ("overlap-communication", "Overlap transfers with computation")
     ]
@@ -100,7 +100,7 @@ def test_many_large_operations_are_made_to_overlap() -> None:
 PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=1)
 
 
-def test_it_says_why_more_workers_are_not_advised() -> None:
+def test_the_reason_for_withholding_more_workers_is_explained() -> None:
     few = {"loader": LoaderSettings(1), "cpus": 2, "cpus_allowed": 2}
     for settings, why in (
         ({**few, "ranks_sharing_cpus": 2}, "2 ranks share 2 CPUs, and 1 worker fills its share"),
@@ -113,7 +113,7 @@ def test_it_says_why_more_workers_are_not_advised() -> None:
         assert explain_withheld(context) == (f"More workers are not advised: {why}",)
 
 
-def test_nothing_is_reported_of_what_is_advised_or_needs_no_reason() -> None:
+def test_given_or_irrelevant_advice_has_no_withheld_reason() -> None:
     assert explain_withheld(make_context("cpu-preprocess", PREPARING)) == ()
     assert (
         explain_withheld(make_context("cpu-preprocess", PREPARING, loader=None)) == ()
@@ -138,7 +138,7 @@ def test_reads_that_are_large_already_are_not_packed() -> None:
     )
 
 
-def test_small_reads_are_packed_and_the_advice_says_how_small() -> None:
+def test_packing_advice_states_the_average_read_size() -> None:
     small = make_evidence(disk__read_size_bytes=16 << 10)
     entry = next(
         advice

@@ -50,7 +50,7 @@ def test_every_file_of_remedies_is_in_the_registry() -> None:
 
 
 @pytest.mark.parametrize("cause_id", IDS)
-def test_the_page_in_full(cause_id: str) -> None:
+def test_a_cause_page_has_all_sections_and_remedies(cause_id: str) -> None:
     text = build_cause_page(cause_id)
     assert re.findall(r"^## .*$", text, re.MULTILINE) == [
         "## What it sees",
@@ -82,7 +82,7 @@ def test_causes_are_listed_by_family() -> None:
     )
 
 
-def test_a_family_says_what_to_record() -> None:
+def test_a_family_page_recommends_recording_with_the_probe() -> None:
     text = build_family_page("network")
     assert "net-link" in text and "* **record-with-probe**: " in text
 
@@ -113,20 +113,20 @@ def test_explain_finds_causes_families_metrics_and_rules(asked: str, title: str)
 
 
 @pytest.mark.parametrize("cause_id", IDS)
-def test_what_a_gate_is_to_check_is_a_metric_of_the_report(cause_id: str) -> None:
+def test_the_gate_metric_of_a_cause_exists_in_the_report(cause_id: str) -> None:
     known = {metric.name for metric in build_metrics([], [], build_device_utilization([]))}
     metric = get_metric_name(make_context(cause_id))
     family = CAUSES[cause_id].family
     assert metric in known if family not in ("synchronization", "fail") else metric not in known
 
 
-def test_explain_names_the_nearest() -> None:
+def test_explain_suggests_the_nearest_name() -> None:
     for wrong, near in (("storge-local", "storage-local"), ("gpu.bussy_ratio", "gpu.busy_ratio")):
         with pytest.raises(UsageError, match=re.escape(f"did you mean '{near}'?")):
             _find_page(wrong)
 
 
-def test_without_a_name_all_are_listed() -> None:
+def test_explain_without_a_name_lists_all_causes() -> None:
     assert _find_page(None) == format_cause_list() + (
         "unattributed:\n  Lost time without sufficient evidence for any cause\n"
         "parts of a report:\n"

@@ -35,7 +35,7 @@ def named(context: AdviceContext, id_: str) -> Advice:
     return next(advice for advice in select_advice(context) if advice.id == id_)
 
 
-def test_the_whole_of_one_piece() -> None:
+def test_more_workers_advice_has_all_its_texts_and_numbers() -> None:
     """4 workers and 0.4 lost: 4 / 0.6 = 6.7, so 7, and 8 CPUs less one leave room for 7."""
     assert first(make_context("cpu-preprocess", PREPARING)) == Advice(
         what="Raise num_workers from 4 to 7",
@@ -72,7 +72,7 @@ def test_a_mode_for_debugging_is_switched_off_before_anything_else() -> None:
     assert "switch-off-debugging" not in ids(make_context("launch-bound", debug_mode_ratios=rare))
 
 
-def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
+def test_advised_workers_are_limited_by_the_cpus_of_the_rank() -> None:
     """12 CPUs for two ranks are 6 each, less the main thread 5; 7 would be needed."""
     advice = named(
         make_context("cpu-preprocess", PREPARING, cpus_allowed=12, ranks_sharing_cpus=2),
@@ -84,13 +84,13 @@ def test_workers_are_bound_by_the_cpus_of_the_rank_and_a_part_stays() -> None:
     assert advice.because.endswith("there are CPUs for 5 only, so part of the loss will remain")
 
 
-def test_a_quota_bounds_them_too() -> None:
+def test_advised_workers_are_limited_by_the_cpu_quota() -> None:
     """A quota of 12 CPUs for 2 ranks of the node is 6 each."""
     context = make_context("cpu-preprocess", PREPARING, quota_cpus=12.0, ranks_on_node=2)
     assert named(context, "more-workers").what == "Raise num_workers from 4 to 5"
 
 
-def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
+def test_a_loader_without_workers_gets_enough_workers_to_hide_loading() -> None:
     """0.75 of the time loading, 0.25 computing: three workers keep up."""
     context = make_context(
         "cpu-preprocess", PREPARING[:1], loader=LoaderSettings(0), own_loss_ratio=0.75
@@ -106,9 +106,7 @@ def test_a_loader_without_workers_needs_as_many_as_compute_hides() -> None:
         (None, ""),  # not measured: the main thread needs a CPU
     ],
 )
-def test_cpus_that_the_job_left_idle_are_room_for_workers(
-    wanted: float | None, changed: str
-) -> None:
+def test_cpus_left_idle_by_the_job_allow_more_workers(wanted: float | None, changed: str) -> None:
     context = make_context(
         "cpu-preprocess",
         PREPARING,
@@ -129,7 +127,7 @@ def test_a_line_in_which_the_late_rank_spends_more_time_comes_first() -> None:
     )
 
 
-def test_without_known_cpus_it_says_the_bound_in_words() -> None:
+def test_the_worker_limit_is_in_words_when_cpus_are_unknown() -> None:
     context = make_context("cpu-preprocess", PREPARING, cpus_allowed=None, own_loss_ratio=None)
     assert first(context).change == (
         "DataLoader(num_workers=N) instead of num_workers=4 (N: at most the CPUs of the rank"
@@ -137,14 +135,14 @@ def test_without_known_cpus_it_says_the_bound_in_words() -> None:
     )
 
 
-def test_nothing_is_reported_of_what_is_hidden() -> None:
+def test_hidden_loss_gets_no_advice() -> None:
     for hidden in ({"lost_ns": 0}, {"saves_nothing": True}):
         assert select_advice(make_context("cpu-preprocess", PREPARING, **hidden)) == ()
     # Without a replay savings are a minimum: that it is 0 says nothing against the advice.
     assert first(make_context("cpu-preprocess", PREPARING, recoverable_ns=0)).id == "more-workers"
 
 
-def test_an_upper_bound_says_so() -> None:
+def test_advice_on_upper_bound_loss_states_the_bound() -> None:
     first_advice = first(make_context("cpu-preprocess", PREPARING, upper_bound=True))
     assert first_advice.because.startswith(
         "at most 40.00 s of GPU time (40.0 % of the time in steps)"
@@ -152,12 +150,12 @@ def test_an_upper_bound_says_so() -> None:
     assert "an upper bound: no accelerator was measured" in first_advice.gain
 
 
-def test_what_cannot_be_reported_is_not_promised() -> None:
+def test_unknown_savings_are_not_promised() -> None:
     first_advice = first(make_context("cpu-preprocess", PREPARING, recoverable_ns=None))
     assert first_advice.gain.startswith("what it saves in this run is not known; published: ")
 
 
-def test_it_is_addressed_to_the_culprit() -> None:
+def test_advice_is_addressed_to_the_culprit() -> None:
     culprit = Culprit("node-a", 3, "GPU-3", "", own_ns=40 * S)
     two = Culprit("node-b", 9, "GPU-1", "", own_ns=39 * S)
     reported = {
@@ -173,7 +171,7 @@ def test_it_is_addressed_to_the_culprit() -> None:
         assert first(context).what == f"{begin} num_workers from 4 to 7"
 
 
-def test_what_is_for_a_node_names_no_rank() -> None:
+def test_node_advice_names_no_rank() -> None:
     late = make_evidence(thread__runnable_ratio=0.7)
     culprits = (Culprit("node-b", 5, "GPU-5", "", own_ns=40 * S),)
     context = make_context("cpu-contention", late, culprits=culprits, nodes=2, ranks=16)
@@ -184,7 +182,7 @@ def test_what_is_for_a_node_names_no_rank() -> None:
     assert named(alone, "find-the-neighbour").what == "Find what else uses the CPUs, and move it"
 
 
-def test_a_job_whose_own_threads_want_too_many_cpus_is_given_the_number_to_set() -> None:
+def test_a_job_with_too_many_threads_gets_thread_count_settings() -> None:
     """2 workers and 8 library threads on 4 CPUs: others are not to blame."""
     late = make_evidence(thread__runnable_ratio=0.7)
     users = (("python", 100, 2.9), ("loader", 201, 0.8))
@@ -228,7 +226,7 @@ def test_a_process_of_the_job_that_takes_the_cpus_is_named() -> None:
     assert advice.commands[0] == "renice 19 -p 4711"
 
 
-def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
+def test_a_loader_without_workers_gets_no_withheld_worker_reason() -> None:
     contended = {"other_causes": frozenset({"cpu-contention"}), "loader": None}
     withheld = "More workers are not advised: threads wait for the 16 CPUs already"
     known = make_evidence(worker__on_cpu_ratio=0.9, loader__workers_count=4)
@@ -239,7 +237,7 @@ def test_no_worker_is_withheld_from_a_loader_without_workers() -> None:
     assert explain_withheld(make_context("cpu-preprocess", none, **rules)) == ()
 
 
-def test_the_training_process_is_profiled_as_what_it_is() -> None:
+def test_profiling_advice_names_the_training_process() -> None:
     facts = ResourceFacts("training-process", pid=7076)
     context = make_context("cpu-preprocess", PREPARING, resource="it", resource_facts=facts)
     change = named(context, "prepare-ahead").change
@@ -259,7 +257,7 @@ def test_no_worker_is_advised_for_work_of_the_training_thread_in_the_loader() ->
     assert "cheaper-sampler" not in ids(make_context("cpu-preprocess", PREPARING))
 
 
-def test_uneven_shares_of_workers_are_evened_before_anything_moves() -> None:
+def test_uneven_worker_shares_get_sharding_advice_before_gpu_preparation() -> None:
     def advise(balance: float) -> list[str]:
         known = make_evidence(worker__on_cpu_ratio=0.8, worker__balance_ratio=balance)
         return ids(make_context("cpu-preprocess", known, has_device=True))
@@ -268,7 +266,7 @@ def test_uneven_shares_of_workers_are_evened_before_anything_moves() -> None:
     assert "even-shards" not in advise(0.9)
 
 
-def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
+def test_a_very_short_recording_gets_longer_recording_advice_first() -> None:
     brief = make_context(
         "launch-bound", make_evidence(thread__on_cpu_ratio=0.9), step_ns=S // 1000, steps=20
     )
@@ -284,7 +282,7 @@ def test_milliseconds_of_a_job_change_nothing_but_the_next_recording() -> None:
     assert (first(single).id, first(lasting).id) == ("record-longer", "larger-batch")
 
 
-def test_a_family_is_looked_into_and_not_mended() -> None:
+def test_a_family_finding_gets_only_diagnostic_advice() -> None:
     advice = select_advice(make_context("storage", is_family=True, has_probe=False))
     assert [advice_item.id for advice_item in advice] == ["record-with-probe", "verify-by-hand"]
     assert all(advice_item.diagnose for advice_item in advice)
@@ -301,7 +299,7 @@ def test_a_family_is_looked_into_and_not_mended() -> None:
     assert "the recording has no nfs.rtt_ns_total" in first(missing).because
 
 
-def test_a_cause_that_is_not_sure_is_not_mended() -> None:
+def test_an_uncertain_cause_gets_only_diagnostic_advice() -> None:
     unsure = make_context("cpu-preprocess", PREPARING, confidence_ratio=0.69)
     assert ids(unsure) == ["verify-by-hand"]
     short = make_context("cpu-preprocess", PREPARING, confidence_ratio=0.69, lost_ns=S)
@@ -324,14 +322,14 @@ def test_a_mount_is_named_with_its_options() -> None:
     assert "/data is nfs4, 1 connection" in advice[0].because
 
 
-def test_a_hostile_name_stays_one_word_of_a_command() -> None:
+def test_a_hostile_mount_name_is_quoted_in_the_command() -> None:
     evil = Mount("/d; rm -rf ~", "nfs", "s:/e")
     queued = make_evidence(nfs__queued_ratio=0.8)
     context = make_context("storage-client-queue", queued, resource=evil.point, mounts=(evil,))
     assert first(context).change.startswith("umount '/d; rm -rf ~'; mount -t nfs ")
 
 
-def test_more_cpus_are_asked_of_the_launcher_that_began_the_job() -> None:
+def test_more_cpus_advice_uses_the_syntax_of_the_launcher() -> None:
     bound = make_evidence(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
     where = {"resource": "8 workers on 1 of 16 CPUs", "resource_facts": ResourceFacts("cpu-set")}
     changes = {
@@ -359,7 +357,7 @@ def test_a_quota_is_raised_for_all_threads_of_the_node() -> None:
     )
 
 
-def test_a_larger_batch_by_the_memory_that_is_free() -> None:
+def test_larger_batch_advice_follows_the_free_device_memory() -> None:
     """Half is used; 80 % may be: 1.6 times the batch."""
     first_advice = first(make_context("launch-bound", make_evidence(thread__on_cpu_ratio=0.9)))
     assert first_advice.id == "larger-batch" and first_advice.change.startswith(
@@ -367,7 +365,7 @@ def test_a_larger_batch_by_the_memory_that_is_free() -> None:
     )
 
 
-def test_one_rank_that_is_late_with_a_batch_that_others_launch_is_no_matter_of_its_size() -> None:
+def test_a_single_late_rank_gets_no_larger_batch_advice() -> None:
     evidence = make_evidence(thread__on_cpu_ratio=0.9)
     late, next_one = (Culprit("node-a", n, f"GPU-{n}", own_ns=s * S) for n, s in ((3, 40), (4, 3)))
     assert "larger-batch" not in ids(make_context("launch-bound", evidence, ranks=2))
@@ -379,14 +377,14 @@ def test_one_rank_that_is_late_with_a_batch_that_others_launch_is_no_matter_of_i
     assert "larger-batch" in ids(make_context("launch-bound", evidence))
 
 
-def test_the_interval_of_saves_that_costs_a_twentieth() -> None:
+def test_save_interval_advice_targets_five_percent_cost() -> None:
     saves = make_evidence(checkpoint__mean_ns=2 * S, checkpoint__mean_bytes=4 * GIB)
     advice = named(make_context("checkpoint", saves, share_ratio=0.23), "save-less-often")
     assert advice.what == "Save 5 times less often"  # 0.23 to 0.05
     assert "saves of 2.00 s cost 5% when they come every 40.00 s" in advice.because
 
 
-def test_the_interface_is_the_one_that_the_evidence_names() -> None:
+def test_network_path_advice_names_the_device_in_the_evidence() -> None:
     """Its note is for people: whatever it says, the advice stays."""
     name, rate = "network.link_bytes_per_second", 1.25e8
     slow = (Evidence(name, rate, "bytes/s", "…", sign="faster-device-idle", device="eth1"),)
@@ -398,7 +396,7 @@ def test_the_interface_is_the_one_that_the_evidence_names() -> None:
     assert first(make_context("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
 
 
-def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() -> None:
+def test_transfer_advice_depends_on_time_beyond_the_expected_rate() -> None:
     at_rate = make_evidence(network__expected_ratio=0.39, network__beyond_ratio=0.01)
     assert ids(make_context("net-transfer", at_rate)) == [
         "overlap-communication",
@@ -409,7 +407,7 @@ def test_a_transfer_at_its_rate_is_overlapped_and_one_beyond_it_looked_into() ->
     assert ids(make_context("net-transfer", beyond)) == ["record-counters"]
 
 
-def test_a_hang_names_the_rank_to_look_at() -> None:
+def test_hang_advice_names_the_rank_to_inspect() -> None:
     hang = make_evidence(hang__longest_ns=60 * S, hang__waiting_count=7)
     context = make_context("fail-hang", hang, outside_steps=True)
     assert ids(context) == ["look-at-the-stack", "end-hangs-early"]
@@ -422,12 +420,12 @@ def test_a_hang_names_the_rank_to_look_at() -> None:
     assert ids(circle) == ["same-order", "end-hangs-early"]
 
 
-def test_no_more_than_four() -> None:
+def test_at_most_four_pieces_of_advice_are_given() -> None:
     everything = make_evidence(nfs__read_bytes_total=GIB, nfs__retransmits_total=5)
     assert len(ids(make_context("storage-remote", everything, resource="/data", nodes=2))) == 4
 
 
-def test_the_scene_knows_what_the_header_states() -> None:
+def test_the_context_takes_mount_and_workers_from_the_header() -> None:
     context = make_context("storage-remote", resource="/data")
     assert context.file_system == "nfs" and context.mount == MACHINE.mounts[0]
     assert context.workers == LOADER.workers
@@ -452,7 +450,7 @@ def test_the_awaited_process_is_profiled_by_its_id() -> None:
     assert "--pid PID " in named(thread, "speed-up-awaited-work").change
 
 
-def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
+def test_a_busy_ssd_with_short_queue_gets_more_readers_advice() -> None:
     """An SSD with one request at a time has room for more readers; a disk that rotates has not."""
     busy = make_evidence(disk__busy_ratio=0.97, disk__queue_count=1.1)
     assert "more-readers" in ids(make_context("storage-local", busy, resource="nvme0n1"))
@@ -463,7 +461,7 @@ def test_one_request_at_a_time_keeps_a_disk_busy_and_does_not_fill_it() -> None:
     assert "more-readers" not in ids(make_context("storage-local", queued, resource="nvme0n1"))
 
 
-def test_what_asks_least_comes_first() -> None:
+def test_advice_with_the_least_effort_comes_first() -> None:
     """A disk with room: more workers are an option of the loader, packing is a new data set."""
     slow = make_evidence(
         disk__read_latency_ns=12e6, disk__busy_ratio=0.5, disk__read_size_bytes=16 << 10
@@ -481,7 +479,7 @@ def test_what_asks_least_comes_first() -> None:
     ]
 
 
-def test_twice_the_work_is_counted_before_devices_are_compared() -> None:
+def test_double_work_gets_count_work_advice_before_device_comparison() -> None:
     """Devices of one kind differ by a half at most: 84 of 36 ms are more, 50 are not."""
     worked = PeerComparison("step.worked_ns", "ns", 84e6, 36e6, 1, "rank", "of work a step")
     shown = make_evidence(step__worked_ns=84e6)
@@ -492,7 +490,7 @@ def test_twice_the_work_is_counted_before_devices_are_compared() -> None:
     assert ids(make_context("sync-imbalance", shown, peer_comparison=less))[0] == "compare-devices"
 
 
-def test_ranks_that_are_late_in_turn_get_equal_batches_and_no_check_of_a_device() -> None:
+def test_ranks_late_in_turn_get_only_equal_batch_advice() -> None:
     turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
     culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
     for cause in ("sync-imbalance", "sync-slow-compute"):
@@ -512,7 +510,7 @@ def test_a_stage_that_the_others_wait_for_in_messages_gets_fewer_layers() -> Non
     assert advice.id == "lighter-last-stage" and "72.0 ms of work in a step" in advice.change
 
 
-def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_device() -> None:
+def test_a_late_rank_with_larger_batches_gets_equal_batch_advice() -> None:
     more = make_evidence(
         step__worked_ns=1e8, step__samples_count=32, step__samples_excess_ratio=1.0
     )
@@ -525,7 +523,7 @@ def test_a_late_rank_with_larger_batches_gets_equal_ones_not_a_check_of_its_devi
     assert [advice.id for advice in others] == ["balance-work"]
 
 
-def test_processes_of_the_jobs_own_are_not_called_workers_of_a_loader() -> None:
+def test_own_batch_processes_are_not_called_loader_workers() -> None:
     own = make_context("cpu-preprocess", PREPARING, loader=None, own_loss_ratio=0.2)
     what = "Raise the number of processes that make batches from 4 to 5"
     assert named(own, "more-workers").what == what
@@ -545,7 +543,7 @@ def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> Non
     assert "load-in-workers" not in ids(other)
 
 
-def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> None:
+def test_advice_backed_by_evidence_comes_first_among_equal_efforts() -> None:
     """10 workers would be needed, 7 have CPUs: both more workers and more CPUs are advised."""
     allowed = make_evidence(job__cpus_allowed_count=8)
     assert ids(make_context("cpu-preprocess", allowed, own_loss_ratio=0.6)) == [
@@ -561,7 +559,7 @@ def test_of_equal_efforts_what_a_number_of_the_run_speaks_for_comes_first() -> N
     ]
 
 
-def test_what_wins_most_is_not_dropped_for_what_is_cheap() -> None:
+def test_cheap_advice_does_not_displace_the_most_effective_advice() -> None:
     """Five fit, four are shown: the first of the list, and then the cheapest first."""
     many = make_evidence(
         nfs__read_bytes_total=GIB, nfs__retransmits_total=5, nfs__read_latency_ns=1e7

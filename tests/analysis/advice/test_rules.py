@@ -302,14 +302,14 @@ def made(remedy: Recommendation, more: Case = ({}, {}), noted: bool = True) -> A
 @pytest.mark.parametrize(
     "remedy", [rule for rule in ALL if rule.unless], ids=lambda advice: advice.id
 )
-def test_it_is_advised_where_no_rule_holds(remedy: Recommendation) -> None:
+def test_a_remedy_is_advised_when_no_exclusion_rule_holds(remedy: Recommendation) -> None:
     assert remedy.advise(made(remedy)) is not None
 
 
 @pytest.mark.parametrize(
     ("remedy", "rule"), PAIRS, ids=[f"{advice.id}: {rule.name}" for advice, rule in PAIRS]
 )
-def test_a_rule_cancels_it_and_nothing_else_does(
+def test_an_exclusion_rule_alone_cancels_the_remedy(
     remedy: Recommendation, rule: ExclusionRule
 ) -> None:
     case = HOLDS.get((remedy.id, rule.name)) or HOLDS[rule.name]
@@ -320,7 +320,7 @@ def test_a_rule_cancels_it_and_nothing_else_does(
     assert replace(remedy, unless=others).advise(broken) is not None
 
 
-def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> None:
+def test_the_rule_tables_list_exactly_the_existing_rules() -> None:
     assert {
         advice.id: {rule.name for rule in advice.unless} for advice in ALL if advice.unless
     } == RULES_OF
@@ -334,6 +334,6 @@ def test_no_rule_is_missing_and_the_tables_name_nothing_that_is_not_there() -> N
 @pytest.mark.parametrize(
     "remedy", [rule for rule in ALL if not rule.unless], ids=lambda advice: advice.id
 )
-def test_what_has_no_rule_is_always_advised(remedy: Recommendation) -> None:
+def test_a_remedy_without_rules_is_always_advised(remedy: Recommendation) -> None:
     cause = remedy.causes[0] if remedy.causes else "storage"
     assert remedy.advise(make_context(cause)) is not None

@@ -25,7 +25,7 @@ def test_the_sum_of_one_field_is_that_of_the_merged_accumulators() -> None:
     assert parts[0].totals == {"lost": 3, "busy": 1}, "the first is not changed"
 
 
-def test_the_longest_steps_stay_and_of_equal_ones_the_earliest() -> None:
+def test_the_longest_and_earliest_steps_are_kept() -> None:
     first, second = {10: 5, 20: 7}, {10: 6, 30: 7, 40: 1}
     assert list(select_slowest(first, second).items()) == [(20, 7), (30, 7), (10, 6), (40, 1)]
     assert first == {10: 5, 20: 7}
@@ -33,7 +33,7 @@ def test_the_longest_steps_stay_and_of_equal_ones_the_earliest() -> None:
     assert list(select_slowest({}, many)) == list(range(MAX_SLOWEST_STEPS))
 
 
-def test_short_steps_are_the_steps() -> None:
+def test_packed_slowest_steps_equal_the_unpacked_steps() -> None:
     whole = Accumulator(totals={"lost": 3}, slowest={10: 5, 30: 4, 20: 9})
     short = with_packed_slowest_steps(whole)
     assert list(short.slowest.items()) == [(10, 5), (30, 4), (20, 9)]

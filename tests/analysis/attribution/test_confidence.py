@@ -30,7 +30,7 @@ S = 1_000_000_000
         (0.0, 3600.0, 0.0),
     ],
 )
-def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
+def test_confidence_follows_evidence_score_and_lost_time(
     score: float, lost_s: float, right: float
 ) -> None:
     assert estimate_confidence(score, round(lost_s * S)) == pytest.approx(right, abs=5e-4)
@@ -45,7 +45,7 @@ def test_a_claim_is_as_sure_as_claims_of_its_size_were_right(
         (0.9, 2, 0.93),  # and take nothing away
     ],
 )
-def test_what_marks_time_is_seen_as_often_as_it_is_marked(
+def test_confidence_of_marked_time_follows_the_number_of_marks(
     lost_s: float, marked: int, right: float
 ) -> None:
     assert estimate_confidence(0.86, round(lost_s * S), marked) == pytest.approx(right, abs=5e-4)
@@ -61,16 +61,14 @@ def test_what_marks_time_is_seen_as_often_as_it_is_marked(
         (0.86, 0.9, 1.0, 0.0),
     ],
 )
-def test_what_has_no_cause_could_be_any(
+def test_time_without_a_cause_lowers_the_confidence(
     score: float, lost_s: float, unknown: float, right: float
 ) -> None:
     estimated = estimate_confidence(score, round(lost_s * S), unknown_ratio=unknown)
     assert estimated == pytest.approx(right, abs=5e-4)
 
 
-def test_calibration_interpolates_between_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calibration_interpolates_between_measured_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CALIBRATION, "driver", [(0.5, 0.2), (0.7, 0.4), (0.9, 1.0)])
     for confidence, right in (
         (0.3, 0.2),
@@ -85,12 +83,12 @@ def test_calibration_interpolates_between_what_was_measured(
     assert estimated == pytest.approx(0.351)
 
 
-def test_what_was_never_measured_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_visibility_without_a_table_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(CALIBRATION, "imported", raising=False)
     assert calibrate_confidence(0.61, "imported") == 0.61
 
 
-def test_the_stored_tables_never_fall() -> None:
+def test_the_stored_calibration_tables_are_monotonic() -> None:
     assert set(CALIBRATION) <= set(get_args(Visibility))
     for table in CALIBRATION.values():
         assert len(table) <= 12

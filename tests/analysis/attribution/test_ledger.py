@@ -47,7 +47,7 @@ PARTIALS = st.builds(
 
 
 @given(st.dictionaries(st.sampled_from(PRECEDENCE), st.lists(SHARES, min_size=3, max_size=3)))
-def test_no_piece_is_shared_out_more_or_less_than_once(claims: dict) -> None:
+def test_every_piece_is_allocated_exactly_once(claims: dict) -> None:
     arrays = {id_: np.array(values) for id_, values in claims.items()}
     shares, left = allocate_claims(arrays, 3)
     assert all((share >= 0).all() for share in shares.values())
@@ -58,7 +58,7 @@ def test_no_piece_is_shared_out_more_or_less_than_once(claims: dict) -> None:
         np.testing.assert_array_equal(again[id_], share)
 
 
-def test_an_earlier_claim_is_served_first() -> None:
+def test_claims_are_served_in_order_of_precedence() -> None:
     # storage-local 0.6, cpu-preprocess wants 0.7 of the 0.4 that are left, nobody the rest
     claims = {"cpu-preprocess": np.array([0.7]), "storage-local": np.array([0.6])}
     shares, left = allocate_claims(claims, 1)
@@ -77,7 +77,7 @@ def completed(partial: Accumulator) -> tuple[Accumulator, int]:
 
 
 @given(PARTIALS, st.floats(0, 1))
-def test_buckets_and_reasons_are_the_lost_time(partial: Accumulator, coverage: float) -> None:
+def test_buckets_and_reasons_add_up_to_the_lost_time(partial: Accumulator, coverage: float) -> None:
     whole, lost_ns = completed(partial)
     buckets, reasons = allocate_buckets(whole, lost_ns, coverage)
     amounts = [bucket.lost_ns for bucket in buckets] + [ns for _, ns in reasons]
@@ -88,7 +88,7 @@ def test_buckets_and_reasons_are_the_lost_time(partial: Accumulator, coverage: f
 
 
 @given(PARTIALS, st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_the_window_is_unmeasured_outside_and_in_step(
+def test_the_window_splits_into_unmeasured_outside_and_in_step_time(
     partial: Accumulator, before: int, after: int, unmeasured: int
 ) -> None:
     whole, lost_ns = completed(partial)
@@ -143,7 +143,7 @@ def test_remainders_go_to_the_largest_and_ties_by_name() -> None:
     }
 
 
-def test_doubt_moves_time_up_to_the_family_and_then_to_unattributed() -> None:
+def test_low_confidence_moves_time_to_the_family_then_to_unattributed() -> None:
     def ids(grade: str, coverage: float = 1.0) -> tuple[list[str], list[str]]:
         partial = Accumulator(claimed={("storage-local", grade, 2): 10 * SHARE_SCALE})
         buckets, reasons = allocate_buckets(partial, 10, coverage)
@@ -183,12 +183,12 @@ def test_every_cause_has_its_place_in_the_precedence() -> None:
     assert {detector.cause.family for detector in DETECTORS} <= set(CAUSES)
 
 
-def test_steps_are_kept_to_three_digits() -> None:
+def test_step_lengths_are_rounded_to_three_digits() -> None:
     lengths = np.array([0, 999, 1_000, 1_004, 132_456_789, 999_500])
     assert round_to_three_digits(lengths).tolist() == [0, 999, 1_000, 1_000, 132_000_000, 1_000_000]
 
 
-def test_the_slowest_steps_stay_however_partials_are_merged() -> None:
+def test_the_slowest_steps_are_kept_in_any_merge_order() -> None:
     # a hundred steps, of which the one that begins at second n takes n ns; 36 to 99 are the slowest
     parts = [Accumulator(slowest={at: at for at in range(first, 100, 3)}) for first in range(3)]
     a, b, c = parts

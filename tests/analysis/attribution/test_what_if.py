@@ -53,7 +53,7 @@ def sooner_ms(won: WhatIfSavings, column: int) -> float:
     return float(won.savings_ns[:, column].sum()) / MS
 
 
-def test_of_two_late_ranks_the_cause_of_both_wins_what_the_later_one_lost() -> None:
+def test_removing_a_shared_cause_saves_the_longer_delay() -> None:
     # All load, rank 1 for 20 ms and rank 2 for 50; rank 2 decodes for 5 more; all work for 10.
     world = World(3, (Fault(1, LOADING), Fault(2, LOADING), Fault(2, DECODING)))
     everyone, team = np.arange(3)[None, :], np.array([7])
@@ -73,7 +73,7 @@ def test_of_two_late_ranks_the_cause_of_both_wins_what_the_later_one_lost() -> N
     assert int(won.length_ns.sum()) == (55 + 10 + 1) * MS
 
 
-def test_what_is_won_goes_on_to_those_who_never_met_the_culprit() -> None:
+def test_savings_reach_ranks_that_never_met_the_culprit() -> None:
     # rank 0 loads for 50 ms, rank 1 waits for it, then rank 2 waits for rank 1, then 3 for 2
     world = World(4, (Fault(0, LOADING),))
     pair = np.array([[0, 1], [2, 3]])
@@ -87,7 +87,7 @@ def test_what_is_won_goes_on_to_those_who_never_met_the_culprit() -> None:
     assert sooner_ms(won, LOADING) == 50  # the mean of four ranks that are all 50 sooner
 
 
-def test_work_that_is_uneven_in_turn_is_shared_and_a_slow_rank_becomes_like_the_others() -> None:
+def test_even_work_averages_alternating_load_and_equalizes_a_slow_rank() -> None:
     everyone, team = np.arange(3)[None, :], np.array([7])
     turns, slow = World(3), World(3)
     for world in (turns, slow):
@@ -104,7 +104,7 @@ def test_work_that_is_uneven_in_turn_is_shared_and_a_slow_rank_becomes_like_the_
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_it_is_what_the_job_without_the_fault_wins(layout: str) -> None:
+def test_savings_match_the_job_without_the_fault(layout: str) -> None:
     for seed in range(1 if layout == "pipeline" else 3):
         random = np.random.default_rng(seed)
         ranks, rank = 16, int(random.integers(16))
@@ -125,14 +125,14 @@ def end_ns(job: Job) -> np.ndarray:
     return ends
 
 
-def test_how_it_is_cut_into_blocks_changes_little() -> None:
+def test_cutting_into_blocks_changes_savings_only_slightly() -> None:
     job = LAYOUTS["nodes and world"](16, (Fault(3, LOADING),), (20 * MS,), 20, MS // 4, 1)
     whole = sooner_ms(played(job), LOADING)
     half = job.ops.process_group.size // 2
     assert sooner_ms(played(job, (half,)), LOADING) == pytest.approx(whole, rel=0.05)
 
 
-def test_work_of_stages_is_shared_out_so_that_each_does_the_mean() -> None:
+def test_balanced_stages_each_do_the_mean_work() -> None:
     # Stage 2 works 40 ms a step, the others 10: shared out all work 20.
     world = World(3)
     both = ([0, 1], 11), ([1, 2], 12)
@@ -150,7 +150,7 @@ def test_work_of_stages_is_shared_out_so_that_each_does_the_mean() -> None:
     assert sooner_ms(won, EVEN) == (150 + 180 + 180) / 3
 
 
-def test_a_transfer_is_slow_beside_the_middle_one_of_its_kind() -> None:
+def test_transfer_excess_is_relative_to_the_median_transfer() -> None:
     world = World(3)
     for ns in (5, 9, 6):
         world.meet(np.array([[0, 1]]), np.array([11]), ns * MS)
@@ -193,7 +193,7 @@ def played_with_gaps(job: Job) -> WhatIfSavings:
     return replay.get_savings()[0]
 
 
-def test_a_gap_that_waits_for_the_slow_rank_does_not_hide_what_fixing_it_wins() -> None:
+def test_gaps_behind_a_slow_rank_do_not_hide_its_savings() -> None:
     # All steps take 40 ms because of rank 0. With its work like that of others they take 10, and
     # balanced (70 ms of four ranks) 17.5. The gap of copy 1 is 27 ms: 10 + 27 of 40.
     won = played_with_gaps(pipelines(2, 40, gap=True))
@@ -211,7 +211,7 @@ def test_a_gap_that_waits_for_the_slow_rank_does_not_hide_what_fixing_it_wins() 
     assert sooner_ms(won, CULPRITS) == 6 * 30
 
 
-def test_a_gap_on_the_way_is_no_wait() -> None:
+def test_a_gap_on_the_critical_path_is_no_wait() -> None:
     # Both copies work for 10 ms; copy 1 then stands still for 30 that nothing explains.
     world = pipelines(2, 10, gap=False)
     assert sooner_ms(played_with_gaps(world), GAPS) == 0
@@ -235,7 +235,7 @@ def _late_copy() -> Job:
     return world.job()
 
 
-def test_of_ranks_that_all_meet_the_slowdown_is_the_longest_over_the_mean_work() -> None:
+def test_slowdown_is_the_longest_over_the_mean_work_of_ranks() -> None:
     world, everyone = World(3), np.arange(3)[None, :]
     world.meet(everyone, np.array([7]), 0)
     for step in range(6):

@@ -75,11 +75,11 @@ def test_missing_ranks_are_named_with_their_process() -> None:
     ]
 
 
-def test_nothing_is_said_where_all_ranks_agree() -> None:
+def test_agreeing_ranks_give_no_hang_evidence() -> None:
     assert describe_reply(answer(communicator([member(0), member(1)]))) == []
 
 
-def test_of_an_older_version_the_errors_are_shown() -> None:
+def test_errors_of_an_older_nccl_version_are_shown() -> None:
     text = (
         GREETING.replace("OK\nOK", "OK\nERROR: Unknown command SET FORMAT json")
         + "NCCL version 2.27.3 compiled with CUDA 12.9\n\nErrors\n======\n\nDEAD\n"
@@ -105,5 +105,5 @@ def test_of_an_older_version_the_errors_are_shown() -> None:
         answer(communicator([{"rank": 0, "collective_counts": {"AllReduce": "many"}}])),
     ],
 )
-def test_an_answer_of_another_form_does_no_harm(reply: str) -> None:
+def test_a_malformed_answer_is_reported_as_unreadable(reply: str) -> None:
     assert describe_reply(reply) == ["its answer could not be read"]

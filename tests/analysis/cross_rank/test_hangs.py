@@ -45,7 +45,7 @@ def standing(report: Report) -> list[float]:
     return [dict(rank.outside_buckets).get("fail-hang", 0) / SECOND for rank in report.ranks]
 
 
-def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None:
+def test_a_rank_missing_from_an_operation_is_named_with_waiters(tmp_path: Path) -> None:
     word = make_unfinished_operation(
         18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE
     )
@@ -62,7 +62,7 @@ def test_a_rank_that_never_came_is_named_with_who_waited(tmp_path: Path) -> None
     assert list_warnings(report)[0] == f"{note[0].upper()}{note[1:]}."  # on the first screen
 
 
-def test_a_rank_that_crashed_is_named_with_how_it_ended(tmp_path: Path) -> None:
+def test_a_crashed_rank_is_named_with_its_exit_code(tmp_path: Path) -> None:
     word = make_unfinished_operation(
         18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE
     )
@@ -83,7 +83,7 @@ def test_a_root_without_a_recording_is_reported_as_unseen(tmp_path: Path) -> Non
     assert note.endswith("for rank 1, which has no recording: its state is not known")
 
 
-def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path) -> None:
+def test_a_host_past_an_issued_operation_waits_for_missing_ranks(tmp_path: Path) -> None:
     # As on CUDA: rank 0 issued operation 20, left it at once and stands still somewhere else.
     scripts = make_two_ranks(steps=20)
     issued = (layout.COLLECTIVE, 13.3, 13.301, GROUP, 20, 10, layout.ALL_REDUCE)
@@ -97,13 +97,13 @@ def test_a_host_that_left_early_waits_for_who_did_not_come_so_far(tmp_path: Path
     )
 
 
-def test_ranks_that_end_together_in_silence_do_not_hang(tmp_path: Path) -> None:
+def test_ranks_idle_after_the_last_step_do_not_hang(tmp_path: Path) -> None:
     # Both saved something for a long time after the last step.
     report = hanging(tmp_path, [], [])
     assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
 
 
-def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
+def test_a_hang_in_a_complete_operation_blames_no_rank(tmp_path: Path) -> None:
     word = make_unfinished_operation(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
     report = hanging(tmp_path, [word], [word])
     [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
@@ -115,7 +115,7 @@ def test_an_operation_that_all_had_come_to_hangs_itself(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
+def test_mutually_waiting_ranks_are_reported_as_a_circle(tmp_path: Path) -> None:
     first = make_unfinished_operation(
         18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE
     )
@@ -126,7 +126,7 @@ def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
     assert "(rank 0 in all_reduce 20; rank 1 in barrier 0)" in note
 
 
-def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
+def test_waiting_for_a_rank_still_working_is_no_hang(tmp_path: Path) -> None:
     scripts = make_two_ranks(steps=20)
     scripts[1].main_spans.append((layout.CHECKPOINT, 20.0, 35.0, 0))
     word = make_unfinished_operation(18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.BARRIER)
@@ -139,7 +139,7 @@ def test_who_is_at_work_is_no_hang(tmp_path: Path) -> None:
     assert report.failures == ()
 
 
-def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
+def test_an_operation_that_completes_late_is_no_hang(tmp_path: Path) -> None:
     # The word was left after five seconds; the span came later.
     scripts = make_two_ranks(steps=20)
     for script in scripts:
@@ -149,7 +149,7 @@ def test_an_operation_that_ended_after_all_is_no_hang(tmp_path: Path) -> None:
     assert [note for note in report.notes if "progress" in note or "at work" in note] == []
 
 
-def test_ranks_in_operations_of_different_kind_are_not_in_the_same(tmp_path: Path) -> None:
+def test_operations_of_different_kind_are_not_matched_by_sequence_number(tmp_path: Path) -> None:
     first = make_unfinished_operation(
         18 * SECOND, round(13.3 * SECOND), GROUP, 20, layout.ALL_REDUCE
     )
@@ -195,7 +195,7 @@ def test_a_few_steps_without_an_operation_are_no_divergence(tmp_path: Path) -> N
     assert [finding for finding in report.findings if finding.cause.id == "fail-hang"] == []
 
 
-def test_the_device_of_a_culprit_is_not_that_of_an_earlier_process_with_its_pid() -> None:
+def test_a_reused_pid_does_not_change_the_culprit_device() -> None:
     ranks = [
         SimpleNamespace(ledger=SimpleNamespace(pid=7, device=device), started_ticks=ticks)
         for device, ticks in (("gpu-0", 10), ("gpu-1", 20))

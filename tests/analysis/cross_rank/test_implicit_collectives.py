@@ -37,13 +37,13 @@ def steps(*spun_ms: list[int]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]
         ([0] * N, [4] * N, False),  # 16 ms of 2 s
     ],
 )
-def test_one_rank_that_never_spins_shows_that_the_others_wait(
+def test_busy_wait_is_confirmed_by_a_rank_that_never_spins(
     late: list[int], others: list[int], expected: bool
 ) -> None:
     assert confirm_busy_wait(steps(others, late, others)) is expected
 
 
-def test_the_late_rank_may_change() -> None:
+def test_busy_wait_is_confirmed_when_the_late_rank_changes() -> None:
     # Rank 0 is late for 20 steps, then rank 1: over the whole run both span 2 s.
     first, second = [0] * 20 + [100] * 20, [100] * 20 + [0] * 20
     assert confirm_busy_wait(steps(first, second, [100] * N))
@@ -58,9 +58,7 @@ def test_steps_are_compared_by_number() -> None:
 
 
 @pytest.mark.parametrize(("spun_ms", "expected"), [(0, False), (100, False), (101, True)])
-def test_a_rank_was_seen_to_spin_when_it_did_for_more_than_a_hundredth_of_its_steps(
-    spun_ms: int, expected: bool
-) -> None:
+def test_busy_wait_counts_above_a_hundredth_of_step_time(spun_ms: int, expected: bool) -> None:
     accumulator = Accumulator(
         totals={"in_step": 10_000_000_000},
         unexplained={BUSY_WAIT: spun_ms * 1_000_000 * SHARE_SCALE},
@@ -89,7 +87,7 @@ def ends(late_ms: list[int]) -> tuple[np.ndarray, np.ndarray]:
         (4.2, 5.0, True, False),  # four steps behind the others
     ],
 )
-def test_ranks_that_stay_within_a_few_steps_and_are_seen_to_wait_are_synchronous(
+def test_waiting_ranks_within_a_few_steps_are_synchronous(
     late_steps: float, own_steps: float, spun: bool, expected: bool
 ) -> None:
     # The other rank's clock is 7 s ahead. Where it ends a step 2.2 steps late the first has ended
@@ -101,7 +99,7 @@ def test_ranks_that_stay_within_a_few_steps_and_are_seen_to_wait_are_synchronous
     assert has_bounded_step_lead(both, own_ns, spun) is expected
 
 
-def test_steps_that_are_long_and_short_alike_are_those_of_ranks_that_wait_for_each_other() -> None:
+def test_ranks_with_correlated_step_lengths_are_synchronous() -> None:
     draw = np.random.default_rng(4)
     common, first, other = (np.cumsum(draw.integers(0, 60, N)) for _ in range(3))
     apart = draw.integers(0, 5, N)  # of ends that nobody waits for exactly

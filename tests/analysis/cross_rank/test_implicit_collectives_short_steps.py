@@ -62,13 +62,13 @@ def test_busy_time_that_may_be_waiting_makes_the_loss_a_lower_bound(tmp_path: Pa
     assert bounds(job(), tmp_path / "activity") == ("exact", "exact")
 
 
-def test_hosts_that_wait_in_their_collectives_leave_no_doubt(tmp_path: Path) -> None:
+def test_loss_is_exact_when_hosts_wait_in_collectives(tmp_path: Path) -> None:
     job = make_cluster([SHORT] * N, [SHORT] * N)
     assert bounds(remove_signals(job, SM, POWER), tmp_path) == ("exact", "exact")
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans"])
-def test_small_kernels_of_all_ranks_are_work(tmp_path: Path, missing: str) -> None:
+def test_low_activity_of_all_ranks_counts_as_work(tmp_path: Path, missing: str) -> None:
     # 0.18 s at 0.9, then 0.1 s of small kernels at 0.5: the same on all ranks
     job = remove_signals(
         make_cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True), missing
@@ -80,7 +80,7 @@ def test_small_kernels_of_all_ranks_are_work(tmp_path: Path, missing: str) -> No
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans", "waits"])
-def test_one_rank_without_shows_that_the_others_wait_for_it(tmp_path: Path, missing: str) -> None:
+def test_a_rank_without_low_activity_reveals_waiting_peers(tmp_path: Path, missing: str) -> None:
     # The others are at 0.5 for the 0.1 s at the end of each step, rank 1 never is.
     job = make_cluster([SHORT] * N, [SHORT] * N, [SHORT] * N, on_device=True)
     job = issued(job) if missing == "waits" else remove_signals(job, missing, "collectives")

@@ -33,7 +33,7 @@ def flow_evidence(transfers: TransferTotals, *nodes: dict) -> dict[str, tuple[fl
     }
 
 
-def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
+def test_moved_bytes_and_rate_are_reported_with_the_link_rate() -> None:
     # 3.33 of 10 GB/s; the link of node 1 is the slower one: 80 Gb/s
     result = flow_evidence(
         make_all_reduces(TOOK), make_nic(speed=20 * GB), make_nic("eth1", speed=10 * GB)
@@ -47,7 +47,7 @@ def test_how_much_how_fast_and_over_what_beside_the_link() -> None:
     assert note == "in transfer: 33.3 % of the 80 Gb/s of eth1"
 
 
-def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> None:
+def test_an_unknown_link_rate_is_replaced_by_the_fastest_tenth() -> None:
     # a tenth took 20 ms; the class that ends above it is counted
     result = flow_evidence(
         make_all_reduces([20 * MS] * 8 + [30 * MS] * 32), make_nic(speed=None), make_nic(speed=None)
@@ -61,7 +61,7 @@ def test_without_a_rate_of_the_link_the_fastest_of_their_kind_stand_beside() -> 
     assert note == f"in transfer; {fastest}; the rate of the links is not known"
 
 
-def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None:
+def test_only_devices_that_carried_the_traffic_are_named() -> None:
     over_rdma = flow_evidence(
         make_all_reduces(TOOK),
         {**make_nic(sent=MB), **make_hca()},
@@ -73,7 +73,7 @@ def test_rdma_is_named_and_what_is_not_known_to_have_carried_it_is_not() -> None
     assert idle["network.moved_bytes"][1] == "sent by each rank in 40 operations of 95.4 MiB"
 
 
-def test_within_a_node_no_link_is_asked() -> None:
+def test_transfers_within_a_node_use_no_link_rate() -> None:
     result = flow_evidence(make_all_reduces(TOOK, nodes=(0, 0)), make_nic())
     assert result["network.moved_bytes"][1].endswith(" within one node")
     assert "the fastest tenth" in result["network.bytes_per_second"][1]
@@ -83,7 +83,7 @@ def test_within_a_node_no_link_is_asked() -> None:
     )
 
 
-def test_within_a_node_a_rate_far_below_that_of_sockets_is_marked() -> None:
+def test_a_very_slow_rate_within_a_node_is_marked() -> None:
     # 100 MB in a second: 0.0931 of a gibibyte; 40 operations in 20 steps
     slow = make_all_reduces([1000 * MS] * 40, nodes=(0, 0))
     by_key = {
@@ -123,7 +123,7 @@ def test_small_operations_are_not_judged_by_a_rate() -> None:
     )
 
 
-def test_sizes_that_are_not_known_are_not_made_up() -> None:
+def test_operations_of_unknown_size_report_only_their_count() -> None:
     transfers = make_all_reduces(TOOK, size=-1)
     (flow_evidence,) = build_flow_evidence(
         transfers, {0: make_links(0, make_nic()), 1: make_links(1, make_nic())}
@@ -132,14 +132,14 @@ def test_sizes_that_are_not_known_are_not_made_up() -> None:
     assert flow_evidence.note == "operations of each rank, of unknown size, over sockets of eth0"
 
 
-def test_how_fast_it_was_is_not_reported_of_what_overlaps_with_computation() -> None:
+def test_no_rate_is_reported_for_operations_overlapping_computation() -> None:
     transfers = make_all_reduces(TOOK)
     transfers.cells = [replace(cell, overlapped=True) for cell in transfers.cells]
     evidence = flow_evidence(transfers, make_nic(), make_nic())
     assert list(evidence) == ["network.moved_bytes", "network.operation_bytes"]
 
 
-def test_rates_read_as_their_makers_write_them() -> None:
+def test_rates_are_formatted_in_gigabits_per_second() -> None:
     assert [format_gigabits(value) for value in (125e6, 1.25e9, 50e9)] == [
         "1 Gb/s",
         "10 Gb/s",

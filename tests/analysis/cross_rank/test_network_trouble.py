@@ -18,7 +18,7 @@ PLAIN = Step()
     ("round_trip_ms", "least_ms", "again", "network"),
     [(0.3, 0.2, 0, False), (2.0, 0.2, 0, True), (9.0, 9.0, 0, True), (0.3, 0.2, 500, True)],
 )
-def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
+def test_common_sleep_is_network_time_only_with_trouble_signs(
     tmp_path: Path, missing: str, round_trip_ms: float, least_ms: float, again: int, network: bool
 ) -> None:
     job = remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), missing)
@@ -37,7 +37,7 @@ def test_sleep_that_all_ranks_share_is_the_network_where_that_shows_trouble(
 
 
 @pytest.mark.parametrize(("busy_s_per_s", "network_s"), [(0.3, 3.0), (0.1, 1.3), (0.0, 0.0)])
-def test_sleep_that_all_ranks_share_in_every_step_is_the_network_while_data_are_on_their_way(
+def test_common_sleep_in_every_step_is_network_time_during_transfers(
     tmp_path: Path, busy_s_per_s: float, network_s: float
 ) -> None:
     # 0.1 s in each of 30 steps, as far as the job's connections were busy in the 13 s.

@@ -13,7 +13,7 @@ from tests.support.synthetic.jobs import CATEGORIES, MS, WORK, Fault, World
 LOADING, DECODING = 0, 1
 
 
-def test_without_any_cause_a_gap_closes_once_however_many_close_it_alone() -> None:
+def test_removing_all_causes_closes_a_gap_only_once() -> None:
     # Both ranks load for 20 ms and decode for 10, as one gap of 32 ms: without loading all of it is
     # gone, 12 of it hidden; without all causes 2 are gone beside the 30 that were lost to them.
     faults = tuple(Fault(rank, cause) for rank in (0, 1) for cause in (LOADING, DECODING))

@@ -46,7 +46,7 @@ def test_ranks_without_a_recording_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_recording_that_was_cut_off_counts_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_truncated_recording_counts_up_to_its_end(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         write_on(
             Machine(f"node-{number}"),
@@ -93,7 +93,7 @@ def test_two_jobs_on_the_same_nodes_are_distinguished(tmp_path: Path) -> None:
     ) in report.notes
 
 
-def test_jobs_without_a_name_are_distinguished_by_where_their_ranks_met(tmp_path: Path) -> None:
+def test_unnamed_jobs_are_distinguished_by_their_master_address(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         remove_launcher_variables(script, "TORCHELASTIC_RUN_ID")
         add_launcher_variables(script, MASTER_ADDR="node-0", MASTER_PORT="29500")
@@ -109,7 +109,7 @@ def test_jobs_without_a_name_are_distinguished_by_where_their_ranks_met(tmp_path
     assert blind.message.startswith("1 of 2 ranks of job node-9:29500 have no recording: 0;")
 
 
-def test_one_rank_twice_at_the_same_time_is_not_guessed_about(tmp_path: Path) -> None:
+def test_a_rank_held_by_several_processes_is_not_matched(tmp_path: Path) -> None:
     scripts = [*make_two_ranks(), make_two_ranks()[1]]
     for number, script in enumerate(scripts):
         write_on(Machine(f"node-{number}"), script, tmp_path / f"n{number}")
@@ -122,7 +122,7 @@ def test_one_rank_twice_at_the_same_time_is_not_guessed_about(tmp_path: Path) ->
     assert note.startswith("rank 1 of job a job was held by several processes at once (node-1 pid")
 
 
-def test_a_rank_that_ends_earlier_is_matched_as_far_as_it_went(tmp_path: Path) -> None:
+def test_a_rank_that_ends_earlier_is_matched_until_its_end(tmp_path: Path) -> None:
     whole, short = make_two_ranks()[0], make_two_ranks(steps=40)[1]
     for number, script in enumerate((whole, short)):
         write_on(
@@ -142,7 +142,7 @@ def test_a_rank_that_ends_earlier_is_matched_as_far_as_it_went(tmp_path: Path) -
     assert dict(report.unattributed_reasons)["peers-unknown"] == 6 * SECOND
 
 
-def test_a_rank_that_began_anew_is_two_lives(tmp_path: Path) -> None:
+def test_a_restarted_rank_has_two_incarnations(tmp_path: Path) -> None:
     for life in (0, 1):
         for number, script in enumerate(make_two_ranks()):
             add_launcher_variables(script, TORCHELASTIC_RESTART_COUNT=str(life))
@@ -162,7 +162,7 @@ def test_a_rank_that_began_anew_is_two_lives(tmp_path: Path) -> None:
     )
 
 
-def test_lives_that_no_launcher_counted_are_paired_in_order(tmp_path: Path) -> None:
+def test_uncounted_incarnations_are_paired_in_order(tmp_path: Path) -> None:
     # Node 1's wall clock is 60 s ahead: by it the first life there would meet the second of node 0.
     for life in (0, 1):
         for number, script in enumerate(make_two_ranks()):
@@ -178,7 +178,7 @@ def test_lives_that_no_launcher_counted_are_paired_in_order(tmp_path: Path) -> N
     assert list_lost_by_rank(report, 0) == [BLAMED, BLAMED]
 
 
-def test_a_late_joiner_is_matched_from_when_it_is_seen(tmp_path: Path) -> None:
+def test_a_late_joiner_is_matched_from_its_first_step(tmp_path: Path) -> None:
     scripts = make_two_ranks()
     late_s = 13.0  # when its 20th step ends
     for spans in (scripts[1].main_spans, scripts[1].worker_spans):
@@ -199,7 +199,7 @@ def test_a_late_joiner_is_matched_from_when_it_is_seen(tmp_path: Path) -> None:
     assert seconds["storage-local"] == pytest.approx(3.9)
 
 
-def test_machines_of_one_name_are_distinguished(tmp_path: Path) -> None:
+def test_machines_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         write_on(Machine("localhost", f"{number}abcdef01-9"), script, tmp_path / f"n{number}")
     report = analyze_recordings(tmp_path)
@@ -208,7 +208,7 @@ def test_machines_of_one_name_are_distinguished(tmp_path: Path) -> None:
     assert list_lost_by_rank(report, 0) == [BLAMED]
 
 
-def test_a_process_that_two_recorders_saw_counts_once(tmp_path: Path) -> None:
+def test_a_process_recorded_twice_counts_once(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         machine = Machine(f"node-{number}", f"boot-{number}")
         write_on(machine, script, tmp_path / f"n{number}")
@@ -220,7 +220,7 @@ def test_a_process_that_two_recorders_saw_counts_once(tmp_path: Path) -> None:
     assert "rank 1 on node-1 was recorded twice; it counts once" in report.notes
 
 
-def test_a_container_and_its_machine_see_the_same_rank_once(tmp_path: Path) -> None:
+def test_a_rank_recorded_in_container_and_machine_counts_once(tmp_path: Path) -> None:
     scripts = make_two_ranks()
     for number, script in enumerate(scripts):
         write_on(Machine(f"node-{number}", f"boot-{number}"), script, tmp_path / f"n{number}")

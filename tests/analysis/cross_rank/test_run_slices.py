@@ -57,7 +57,7 @@ def check_slices(
 
 @pytest.mark.parametrize("layout", ["data parallel", "nodes and world"])
 @pytest.mark.parametrize("block_rows", [16, 50, 2048])
-def test_a_job_is_cut_and_every_nanosecond_stays(layout: str, block_rows: int) -> None:
+def test_slicing_a_job_keeps_every_nanosecond(layout: str, block_rows: int) -> None:
     job = draw_fault(layout, 8, 5, 300, decoy=True)
     with sample_all_cuts():
         entries = make_entries(job, block_rows)
@@ -95,7 +95,7 @@ def jobs(draw: st.DrawFn) -> Job:
     st.lists(st.integers(-HOUR, HOUR), min_size=6, max_size=6),
     st.integers(0, 100),
 )
-def test_any_job_in_any_slices_in_any_order(
+def test_random_jobs_in_random_slices_give_the_same_blame(
     job: Job, block_rows: int, rows: int, clocks: list[int], seed: int
 ) -> None:
     with sample_all_cuts():
@@ -105,7 +105,9 @@ def test_any_job_in_any_slices_in_any_order(
 
 @settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 40), st.integers(10, 80), st.floats(0, 0.05))
-def test_damaged_recordings(seed: int, block_rows: int, rows: int, lost: float) -> None:
+def test_damaged_recordings_in_slices_give_the_same_blame(
+    seed: int, block_rows: int, rows: int, lost: float
+) -> None:
     random = np.random.default_rng(seed)
     job = draw_fault("nodes and world", 4, seed, 150)
 
@@ -138,14 +140,16 @@ def make_pipeline(steps: int, seed: int, ranks: int = 8) -> Job:
 
 @settings(max_examples=JOBS // 2)
 @given(st.integers(0, 2**32), st.integers(10, 40), st.integers(20, 60))
-def test_pipelines_with_a_barrier(seed: int, block_rows: int, rows: int) -> None:
+def test_pipelines_with_a_barrier_are_blamed_in_slices(
+    seed: int, block_rows: int, rows: int
+) -> None:
     with sample_all_cuts():
         entries = make_entries(make_pipeline(20, seed), block_rows)
     [run_slices], runs = check_slices(entries, rows, 8, seed)
     assert len(run_slices.spans) > 1 and runs.rounds[0] == 1
 
 
-def test_a_pipeline_without_a_barrier_stays_in_one_piece() -> None:
+def test_a_pipeline_without_a_barrier_is_not_sliced() -> None:
     with sample_all_cuts():
         entries = make_entries(LAYOUTS["pipeline"](8, steps=20), 16)
     [run_slices], runs = check_slices(entries, 40, 8)
@@ -154,7 +158,9 @@ def test_a_pipeline_without_a_barrier_stays_in_one_piece() -> None:
 
 @settings(max_examples=JOBS)
 @given(st.integers(0, 2**32), st.integers(5, 20), st.integers(10, 60), st.floats(0, 0.3))
-def test_operations_that_overlap(seed: int, block_rows: int, rows: int, part: float) -> None:
+def test_overlapping_operations_in_slices_give_the_same_blame(
+    seed: int, block_rows: int, rows: int, part: float
+) -> None:
     random = np.random.default_rng(seed)
     job = draw_fault("nodes and world", 4, seed, 150)
 
@@ -196,7 +202,7 @@ def test_an_operation_that_spans_a_cut_is_found() -> None:
     assert 3 in rounds and set(rounds) <= {2, 3}
 
 
-def test_jobs_are_blamed_on_their_own() -> None:
+def test_several_jobs_are_blamed_independently() -> None:
     first, second = (draw_fault("data parallel", 4, seed, 150) for seed in (1, 2))
     with sample_all_cuts():
         entries = [*make_entries(first, 16), *make_entries(second, 16, job_number=1, first_rank=4)]
@@ -209,7 +215,7 @@ def test_jobs_are_blamed_on_their_own() -> None:
     )
 
 
-def test_a_task_names_the_blocks_that_it_reads() -> None:
+def test_a_slice_task_lists_the_blocks_to_read() -> None:
     with sample_all_cuts():
         entries = make_entries(draw_fault("data parallel", 4, 1, 150), 16)
     tasks: list[SliceTask] = []
@@ -232,7 +238,7 @@ def test_a_task_names_the_blocks_that_it_reads() -> None:
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_how_many_rows_are_blamed_at_once_changes_nothing(
+def test_the_number_of_rows_at_once_does_not_change_blame(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = make_entries(draw_fault(layout, 8, 5, 60), 16)

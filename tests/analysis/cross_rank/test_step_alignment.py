@@ -29,7 +29,7 @@ def ends(times_ms: list[int], first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(first, first + len(times_ms)), np.array(times_ms) * MS
 
 
-def test_steps_whose_ends_come_apart_are_no_operations() -> None:
+def test_steps_with_diverging_ends_are_no_operations() -> None:
     # Steps of 100 ms. The data of the third are 150 ms late on the second rank, whose clock is 1 s
     # ahead; its host catches up with the fifth. 8 ms apart is together.
     step_ends = ends([100, 200, 300, 400, 500, 600])
@@ -37,12 +37,12 @@ def test_steps_whose_ends_come_apart_are_no_operations() -> None:
     assert find_common_step_ends([step_ends, other]).tolist() == [0, 1, 4, 5]
 
 
-def test_the_last_step_that_all_have_ends_the_last_operation() -> None:
+def test_the_last_common_step_ends_the_last_operation() -> None:
     first, other = ends([100, 200, 300, 400]), ends([200, 300, 480, 500], first=1)
     assert find_common_step_ends([first, other]).tolist() == [1, 2, 3]
 
 
-def test_no_more_than_sixteen_steps_are_put_together() -> None:
+def test_at_most_sixteen_steps_are_merged() -> None:
     # 40 steps, as often early as late, by half a step.
     step_ends = ends([100 * k for k in range(40)])
     other = ends([100 * k + (50 if k % 2 else -50) for k in range(40)])
@@ -66,7 +66,7 @@ def operations(stay_ms: list[int], spent_ms: list[list[int]]) -> RankOperations:
     return result
 
 
-def test_what_was_waited_lies_at_the_end_and_what_was_spent_is_that_of_the_last_step() -> None:
+def test_merged_steps_end_with_waits_and_keep_last_spent_time() -> None:
     whole = operations([5, 10, 0, 20, 40], [[1, 9], [2, 18], [3, 27], [4, 36], [5, 45]])
     with SpillReader(IN_MEMORY) as reader, SpillWriter(IN_MEMORY) as shelf:
         result = merge_steps(
@@ -82,7 +82,7 @@ def test_what_was_waited_lies_at_the_end_and_what_was_spent_is_that_of_the_last_
     assert (rows[HEAD_ROWS : HEAD_ROWS + 2] // MS).tolist() == [[1, 4], [9, 36]]
 
 
-def test_only_what_all_wait_in_every_step_is_steady() -> None:
+def test_common_wait_sums_the_minimum_of_all_ranks_per_step() -> None:
     # The least of each step: 4, 5, 5, 6, 40. Beyond twice the usual, 10, nothing is counted.
     item = (*ends([100, 200, 300, 400, 500]), np.array([4, 50, 5, 6, 40]) * MS)
     other = (*ends([100, 200, 300, 400, 500]), np.array([9, 5, 30, 7, 60]) * MS)

@@ -30,7 +30,7 @@ def weak(result: RankResult) -> RankResult:
     return with_attributed_waits(result, partial, result.victim_ns, result.culprit_ns)
 
 
-def test_one_rank_says_the_family_and_the_other_the_leaf(tmp_path: Path, monkeypatch) -> None:
+def test_family_and_leaf_cause_ids_are_aligned_across_ranks(tmp_path: Path, monkeypatch) -> None:
     # Rank 1 loses 0.2 s of each step to its loader, rank 0 waits for it; rank 0's books are weak.
     seen: list[tuple[NodeResult, ...]] = []
 

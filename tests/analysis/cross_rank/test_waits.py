@@ -23,7 +23,7 @@ from tests.support.waiting_jobs import (
 )
 
 
-def test_the_wait_for_a_slow_loader_is_charged_to_what_it_waited_for(tmp_path: Path) -> None:
+def test_waiting_for_a_slow_loader_is_charged_to_its_causes(tmp_path: Path) -> None:
     # Rank 1 waits 0.2 s for data (half disk, half CPU) before its 0.3 s of work; rank 0 does not,
     # and so waits 0.2 s in the all-reduce; then both transfer for 0.1 s. The step takes 0.6 s.
     # In the first step it is what each lost since its steps began that is compared.
@@ -69,7 +69,7 @@ def test_a_rank_with_more_work_in_every_step_is_an_imbalance(tmp_path: Path) -> 
         ((2_000_000, 2_000_000), []),
     ],
 )
-def test_a_rank_with_more_work_brings_more_to_all_to_all(
+def test_imbalance_evidence_shows_unequal_all_to_all_bytes(
     tmp_path: Path, sizes: tuple[int, int], evidence: list[int]
 ) -> None:
     # Rank 1 works 0.2 s more in every step; its bytes are 1.5 times the mean of 2 MB, or fewer.
@@ -87,7 +87,7 @@ def test_a_rank_with_more_work_brings_more_to_all_to_all(
         assert "by rank 1, 1.5 times the mean of the ranks" in seen["step.all_to_all_bytes"].note
 
 
-def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
+def test_equal_waits_of_all_ranks_stay_with_each_rank(tmp_path: Path) -> None:
     report = record_and_analyze(make_scripts((0.2, 0.3), (0.2, 0.3)), tmp_path)
     for rank in (0, 1):
         assert sum_rank_seconds(report, rank) == {
@@ -99,7 +99,7 @@ def test_all_ranks_with_the_same_wait_blame_nobody_else(tmp_path: Path) -> None:
     assert sorted(culprit.rank for culprit in storage.culprits) == [0, 1]
 
 
-def test_a_rank_alone_says_that_it_cannot_know(tmp_path: Path) -> None:
+def test_a_rank_recorded_alone_has_unknown_peer_waits(tmp_path: Path) -> None:
     report = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3))[:1], tmp_path)
     # 0.3 s of every step inside the all-reduce; the other member was not recorded
     assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
@@ -112,14 +112,14 @@ def test_ranks_of_different_jobs_do_not_wait_for_each_other(tmp_path: Path) -> N
     assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
 
 
-def test_a_life_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_incarnation_before_a_restart_is_not_waited_for(tmp_path: Path) -> None:
     first, second = make_scripts((0.0, 0.3), (0.2, 0.3))
     second.variables["TORCHELASTIC_RESTART_COUNT"] = "1"
     report = record_and_analyze([first, second], tmp_path)
     assert sum_rank_seconds(report, 0) == {"sync-unknown-peer": 18.0}
 
 
-def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
+def test_cutting_into_chunks_does_not_change_sums(tmp_path: Path) -> None:
     folder = write_recording(make_scripts((0.0, 0.3), (0.2, 0.3))[1], tmp_path / "node-1")
     whole, cut = (
         analyze_node(folder, build_limits({}), chunk_ns=ns) for ns in (10**12, 7 * SECOND)
@@ -139,7 +139,7 @@ def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path) -> None:
     assert {name: s for name, s in values.items() if s > 1e-6} == pytest.approx(expected)
 
 
-def test_operations_that_touch_each_share_what_was_waited(tmp_path: Path) -> None:
+def test_adjacent_operations_share_the_waited_time(tmp_path: Path) -> None:
     # The all-reduce of each step becomes two, of which the second begins as the first ends.
     scripts = make_scripts((0.0, 0.3), (0.0, 0.3))
     for script in scripts:

@@ -46,7 +46,7 @@ def measure(script: Script, waits: list[tuple[float, float, int, int]]) -> None:
             script.main_spans[at] = (*span[:3], sequence[span[3][1]], span[4])
 
 
-def test_what_a_device_waits_for_is_charged_as_if_the_host_had_waited(tmp_path: Path) -> None:
+def test_device_waits_are_charged_like_host_waits(tmp_path: Path) -> None:
     # Rank 1 waits 0.2 s for data before its 0.3 s of work; rank 0 therefore 0.2 s in the
     # all-reduce, both then transfer for 0.1 s: 60 steps of 0.6 s.
     host = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3)), tmp_path / "host")
@@ -61,9 +61,7 @@ def test_what_a_device_waits_for_is_charged_as_if_the_host_had_waited(tmp_path: 
     assert analyze_metrics(device)["stall.network_ratio"] == pytest.approx(12 / 72)
 
 
-def test_without_events_a_host_that_sleeps_behind_its_operation_has_no_cause(
-    tmp_path: Path,
-) -> None:
+def test_sleep_after_an_operation_without_events_has_no_cause(tmp_path: Path) -> None:
     # 60 steps of 0.6 s. The span of an operation is 0.1 ms long, and the host sleeps on until all
     # have left it: rank 0 for 0.3 s, rank 1 for 0.1 s. What its device does meanwhile is unknown.
     scripts = issued(make_scripts((0.0, 0.3), (0.2, 0.3)))
@@ -96,7 +94,7 @@ def with_operations(draw: st.DrawFn) -> Script:
 
 @SLOW
 @given(with_operations(), st.sampled_from([400, 900, 2_000, 7_000]))
-def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -> None:
+def test_cutting_into_chunks_does_not_change_the_ledger(script: Script, chunk_ms: int) -> None:
     [whole] = analyze_script(script, 10**15)
     [cut] = analyze_script(script, chunk_ms * 1_000_000)
     check_conservation(whole)
@@ -107,7 +105,7 @@ def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -
         assert abs(mine.get(id_, 0) - theirs.get(id_, 0)) <= 0.02 * whole.ledger.lost_ns + 2
 
 
-def test_a_wait_that_outlasts_its_chunk_is_carried_on(tmp_path: Path) -> None:
+def test_a_wait_across_chunks_is_counted_in_full(tmp_path: Path) -> None:
     # Two steps of 4 s; the operation issued at 1.2 holds the device until 4.7: 3.5 s.
     script = make_training([(0.0, 4.0), (0.0, 4.0)])
     script.busy = None

@@ -56,7 +56,7 @@ def finding(report: Report, cause: str) -> Finding:
     return result
 
 
-def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) -> None:
+def test_transfers_at_link_rate_are_no_network_fault(tmp_path: Path) -> None:
     # 20 MB at 200 MB/s: all of the 0.1 s, and a quarter of the time in steps.
     report = over(tmp_path, nic(200 * MB), {**nic(200 * MB), **LOSSY})
     for rank in (0, 1):
@@ -72,7 +72,7 @@ def test_at_the_rate_of_the_links_the_network_is_not_at_fault(tmp_path: Path) ->
     assert analyze_metrics(report)["stall.net-link_ratio"] == 0.0
 
 
-def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> None:
+def test_excess_time_on_a_lossy_link_is_net_link_loss(tmp_path: Path) -> None:
     # 20 MB at 500 MB/s: 0.04 s of 0.1; one segment of a hundred is sent again by node-1.
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     for rank in (0, 1):
@@ -94,7 +94,7 @@ def test_what_a_lossy_link_takes_beyond_its_rate_is_its_own(tmp_path: Path) -> N
     assert analyze_metrics(report)["stall.net-path_ratio"] == 0.0
 
 
-def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: Path) -> None:
+def test_a_bad_link_is_compared_with_the_peer_node_counter(tmp_path: Path) -> None:
     # one segment of a hundred, and of a thousand; a node whose counter was not read is no other
     mild = {**LOSSY, ("tcp.retransmits_total", ""): 1}
     report = over(tmp_path, {**nic(500 * MB), **mild}, {**nic(500 * MB), **LOSSY})
@@ -112,17 +112,17 @@ def test_a_bad_link_stands_beside_the_same_counter_of_the_other_node(tmp_path: P
     )
 
 
-def test_a_counter_that_nobody_read_is_no_health(tmp_path: Path) -> None:
+def test_an_unread_counter_gives_no_peer_comparison(tmp_path: Path) -> None:
     report = over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     assert finding(report, "net-link").peer_comparison is None
 
 
-def test_both_ends_that_lose_alike_are_not_named(tmp_path: Path) -> None:
+def test_equally_lossy_ends_are_not_named_as_culprits(tmp_path: Path) -> None:
     report = over(tmp_path, {**nic(500 * MB), **LOSSY}, {**nic(500 * MB), **LOSSY})
     assert finding(report, "net-link").culprits == ()
 
 
-def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
+def test_unexplained_excess_time_stays_in_transfer_with_its_title(tmp_path: Path) -> None:
     # 20 MB at 1 GB/s are 0.02 s of 0.1
     report = over(tmp_path, nic(1000 * MB), nic(1000 * MB))
     assert sum_rank_seconds(report, 0) == {"net-transfer": 6.0}
@@ -141,7 +141,7 @@ def test_beyond_for_no_reason_stays_and_says_so(tmp_path: Path) -> None:
     ]
 
 
-def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
+def test_transfers_without_counters_are_compared_only_among_themselves(tmp_path: Path) -> None:
     report = over(tmp_path, {}, {})
     tested_finding = finding(report, "net-transfer")
     title = "Exposed communication: all transfers take about the same time"
@@ -152,7 +152,7 @@ def test_without_counters_the_pace_is_all_that_is_known(tmp_path: Path) -> None:
     assert missing["stall.net-path_ratio"] == "the recording has no network.link_bytes_per_second"
 
 
-def test_a_long_round_trip_is_reported_of_the_transfers(tmp_path: Path) -> None:
+def test_a_long_round_trip_is_reported_as_transfer_evidence(tmp_path: Path) -> None:
     report = over(tmp_path, {**nic(200 * MB), **TRIPS}, {**nic(200 * MB), **TRIPS}, size=1000)
     tested_finding = finding(report, "net-transfer")
     [trip] = [item for item in tested_finding.evidence if item.name == "tcp.job_min_rtt_ns"]
@@ -163,7 +163,7 @@ def test_a_long_round_trip_is_reported_of_the_transfers(tmp_path: Path) -> None:
     )
 
 
-def test_a_node_that_is_far_from_the_others_is_named(tmp_path: Path) -> None:
+def test_a_node_with_a_longer_round_trip_is_named(tmp_path: Path) -> None:
     far = {**TRIPS, ("tcp.job_min_rtt_ns", "eth0"): 24 * MB, ("tcp.job_rtt_ns", "eth0"): 25 * MB}
     report = over(tmp_path, {**nic(200 * MB), **TRIPS}, {**nic(200 * MB), **far})
     [culprit] = finding(report, "net-transfer").culprits
@@ -183,7 +183,7 @@ def test_a_full_window_of_the_receiver_is_reported(tmp_path: Path) -> None:
     assert item.note.endswith("window small for the round trip): node-1")
 
 
-def test_a_wrong_interface_is_named_with_the_right_one(tmp_path: Path) -> None:
+def test_a_wrong_interface_is_named_with_the_faster_interface(tmp_path: Path) -> None:
     # 0.1 s at 200 MB/s; 0.01 s over eth1, which is idle on both nodes.
     both = {**nic(200 * MB), **nic(2000 * MB, 0, "eth1")}
     report = over(tmp_path, both, both)
@@ -211,7 +211,7 @@ def test_no_rank_is_ever_blamed_for_transfers(tmp_path: Path) -> None:
     assert [c.rank for c in finding(report, "storage-local").culprits] == [1]
 
 
-def test_a_profile_moves_the_limits(tmp_path: Path) -> None:
+def test_a_profile_changes_the_limits(tmp_path: Path) -> None:
     over(tmp_path, nic(500 * MB), {**nic(500 * MB), **LOSSY})
     report = analyze(tmp_path, limits={"net-link": {"retransmits_at_least_ratio": 0.02}})
     assert sum_rank_seconds(report, 0) == {"net-transfer": 6.0}

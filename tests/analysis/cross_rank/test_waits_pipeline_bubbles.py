@@ -56,7 +56,7 @@ def stages(more: float) -> list[Script]:
     return scripts
 
 
-def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
+def test_waits_of_equal_stages_are_pipeline_bubbles(tmp_path: Path) -> None:
     report = record_and_analyze(stages(0.0), tmp_path)
     for rank in (0, 1):
         seconds = sum_rank_seconds(report, rank)
@@ -68,7 +68,7 @@ def test_stages_that_work_alike_wait_for_the_schedule(tmp_path: Path) -> None:
     assert bubble.share_ratio == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_stage_with_more_work_is_blamed_for_that_and_no_more(tmp_path: Path) -> None:
+def test_a_heavier_stage_is_blamed_only_for_its_extra_work(tmp_path: Path) -> None:
     # 0.1 s more in every step: 6 s for which the first stage waits, beside 0.4 s of schedule.
     report = record_and_analyze(stages(0.1), tmp_path)
     seconds = sum_rank_seconds(report, 0)

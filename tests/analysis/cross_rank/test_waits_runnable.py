@@ -32,7 +32,7 @@ def test_work_without_a_cpu_is_contention_of_the_late_rank(tmp_path: Path) -> No
     assert [culprit.rank for culprit in finding.culprits] == [1]
 
 
-def test_only_the_part_without_a_cpu_is(tmp_path: Path) -> None:
+def test_only_time_without_a_cpu_is_contention(tmp_path: Path) -> None:
     # 0.1 of the 0.2 that rank 1 had more of; in the first step nobody knows who began to work first
     seconds = sum_rank_seconds(record_and_analyze(starved("U0.4 R0.1"), tmp_path), 0)
     assert seconds["cpu-contention"] == 6.0
@@ -42,7 +42,7 @@ def test_only_the_part_without_a_cpu_is(tmp_path: Path) -> None:
     assert work == pytest.approx(5.9, abs=0.06)
 
 
-def test_what_every_scheduler_costs_is_none(tmp_path: Path) -> None:
+def test_usual_scheduler_delay_is_no_contention(tmp_path: Path) -> None:
     # 1 ms of every 100
     seconds = sum_rank_seconds(
         record_and_analyze(starved(" ".join(["U0.099 R0.001"] * 5)), tmp_path), 0
@@ -65,7 +65,7 @@ def spent_on_coming(folder: Path, chunk_ns: int | None = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("chunk_s", [3, 7, 20])
-def test_the_cut_into_chunks_changes_nothing(tmp_path: Path, chunk_s: int) -> None:
+def test_cutting_into_chunks_does_not_change_spent_time(tmp_path: Path, chunk_s: int) -> None:
     folder = write_recording(starved("U0.3 R0.2")[1], tmp_path / "node-1")
     whole, cut = spent_on_coming(folder), spent_on_coming(folder, chunk_s * SECOND)
     assert np.abs(cut - whole).max() <= 2  # ns, of rounding stretch by stretch

@@ -115,7 +115,7 @@ def test_all_grades_and_sources_of_the_transfer_are_moved(tmp_path: Path) -> Non
     }
 
 
-def test_a_thread_that_always_wants_a_cpu_delays_no_more_than_the_transfer(tmp_path: Path) -> None:
+def test_cpu_delay_of_comm_threads_is_limited_to_the_transfer(tmp_path: Path) -> None:
     before = waited("I2 R2 I2 R2 I2", {(TRANSFER, "B", DEVICE): 3}, {TRANSFER: 3})
     after = blame(before, tmp_path)
     check_sums(before, after)
@@ -131,11 +131,11 @@ def test_a_thread_that_always_wants_a_cpu_delays_no_more_than_the_transfer(tmp_p
         "I2 R0.03 I3.97 R0.03 I3.97",  # 0.06 s of 3, what every scheduler costs
     ],
 )
-def test_a_thread_that_hardly_waits_changes_nothing(tmp_path: Path, doing: str) -> None:
+def test_a_comm_thread_with_little_delay_moves_no_time(tmp_path: Path, doing: str) -> None:
     before = waited(doing, {(TRANSFER, "B", DEVICE): 3}, {TRANSFER: 3})
     assert blame(before, tmp_path) == before
 
 
-def test_without_transfers_nothing_moves(tmp_path: Path) -> None:
+def test_a_rank_without_transfers_moves_no_time(tmp_path: Path) -> None:
     before = waited("I2 R1 I3 R1 I3", {(STORAGE, "B", DEVICE): 3}, {STORAGE: 3})
     assert blame(before, tmp_path) == before

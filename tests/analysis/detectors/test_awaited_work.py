@@ -144,7 +144,7 @@ def test_a_poll_names_the_only_process_that_was_active(source: str) -> None:
     np.testing.assert_allclose(work.active_share, [0.81])
 
 
-def test_a_process_that_the_job_did_not_start_is_less_sure(source: str) -> None:
+def test_a_process_outside_the_job_is_less_certain(source: str) -> None:
     other = helper("U10", parent=1)
     assert not find_alone(job(POLLS, other, stack=POLL, file=source, node=LATER)).is_sure
 
@@ -157,14 +157,14 @@ def test_a_process_that_the_job_did_not_start_is_less_sure(source: str) -> None:
         (0, LATER),  # no stacks
     ],
 )
-def test_beside_a_sleep_a_busy_process_is_innocent(
+def test_a_busy_process_beside_a_plain_sleep_is_not_awaited(
     stack: int, node: Mapping[str, Any], source: str
 ) -> None:
     timeline = job(POLLS, helper("U10"), stack=stack, file=source, node=node)
     assert find_awaited_work(timeline, pieces()) == ()
 
 
-def test_of_two_active_processes_none_is_named(source: str) -> None:
+def test_two_active_processes_are_not_named(source: str) -> None:
     both = helper("U10"), helper("U10", 202)
     assert not find_awaited_work(job(POLLS, *both, stack=POLL, file=source, node=LATER), pieces())
 
@@ -187,7 +187,7 @@ def count_up(per_s: int, *, twice: bool = False) -> list[int]:
         (80_000, False),  # more than it reads
     ],
 )
-def test_the_writer_of_what_is_read_is_named_without_the_source(written: int, named: bool) -> None:
+def test_the_writer_of_the_read_bytes_is_named_without_source(written: int, named: bool) -> None:
     times = list(range(11))
     reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
     writer = helper(
@@ -211,7 +211,7 @@ REQUESTS = "U1 W4 U1 W4"
         ("I1 U2 I3 U2 I2", False),  # active in half of the waits
     ],
 )
-def test_a_server_works_on_request(serving: str, named: bool) -> None:
+def test_a_server_active_during_requests_is_named(serving: str, named: bool) -> None:
     works = find_awaited_work(job(REQUESTS, helper(serving, parent=1)), pieces())
     assert bool(works) == named
     if named:
@@ -221,13 +221,13 @@ def test_a_server_works_on_request(serving: str, named: bool) -> None:
         np.testing.assert_allclose(works[0].active_share, [0.8], atol=0.02)
 
 
-def test_without_connections_to_other_machines_the_server_is_here() -> None:
+def test_a_server_is_local_without_connections_to_other_machines() -> None:
     listed = {"collectors": [{"name": "sockets", "status": "available"}]}
     work = find_alone(job(REQUESTS, helper("U10"), node=listed))
     assert work.pids == (201,)
 
 
-def test_a_full_queue_names_who_takes_from_it() -> None:
+def test_a_full_queue_names_its_consumer_process() -> None:
     work = find_alone(job("U1 L9", helper("U10"), stack=PUT))
     assert (work.place, work.takes_output, work.pids) == (LOCK, True, (201,))
     timeline = job("U1 L9", helper("U6 R4"), stack=PUT)
@@ -245,7 +245,7 @@ def test_a_full_queue_names_who_takes_from_it() -> None:
     assert starved.resource_facts == got.resource_facts
 
 
-def test_an_empty_queue_names_who_fills_it_and_what_it_did() -> None:
+def test_an_empty_queue_names_its_producer_and_activity() -> None:
     timeline = job("U1 L9", helper("U5 D5"), stack=GET)
     breakdown = compute_data_wait_breakdown(timeline, pieces())
     np.testing.assert_allclose(breakdown.user_cpu, [0.45])
@@ -258,12 +258,12 @@ def test_an_empty_queue_names_who_fills_it_and_what_it_did() -> None:
     assert numbers == pytest.approx({"awaited.on_cpu_ratio": 0.5, "awaited.waiting_ratio": 0.9})
 
 
-def test_a_lock_without_a_known_call_is_nobodys() -> None:
+def test_a_lock_without_a_known_call_names_no_process() -> None:
     assert find_awaited_work(job("U1 L9", helper("U10"), stack=OUTSIDE), pieces()) == ()
     assert find_awaited_work(job("U1 L9", helper("U10")), pieces()) == ()
 
 
-def test_waits_too_short_for_their_place_to_be_read_are_known_by_their_call() -> None:
+def test_waits_without_a_sleep_place_are_identified_by_call() -> None:
     # 4 of 10 s asleep in questions to a manager process, which computes for half of all time
     hidden: dict[str, Any] = {"denied": ("wchan",)}
     work = find_alone(job("U6 I4", helper("U1 I5 U4"), stack=GET, **hidden))
@@ -296,7 +296,7 @@ def test_other_ranks_and_their_processes_are_not_awaited(source: str) -> None:
     assert find_awaited_work(timeline, pieces()) == ()
 
 
-def test_a_loop_that_polls_without_a_pause(source: str) -> None:
+def test_a_poll_loop_without_pause_is_a_busy_wait(source: str) -> None:
     timeline = job("U10", helper("U10"), stack=POLL, state="R", file=source, node=LATER)
     work = find_alone(timeline)
     assert work.place == BUSY
@@ -310,7 +310,7 @@ def claim_sleep(timeline: Rank) -> tuple[float, Mapping[str, float]]:
     return float(got.share[0]), {item.name: item.value for item in got.evidence}
 
 
-def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: str) -> None:
+def test_poll_sleep_for_a_known_process_is_not_claimed(source: str) -> None:
     known: dict[str, Any] = {"stack": POLL, "file": source, "node": LATER}
     assert claim_sleep(job(POLLS, helper("U10"), **known))[0] == 0.0
     share, numbers = claim_sleep(job(POLLS, **known))
@@ -322,7 +322,7 @@ def test_the_sleep_of_a_poll_is_not_claimed_where_it_is_known_for_whom(source: s
     assert "thread.polling_ratio" not in numbers
 
 
-def test_a_poll_for_what_comes_from_outside_names_nobody(source: str) -> None:
+def test_a_poll_for_outside_data_names_no_process(source: str) -> None:
     # 50 kB a second are read and no process of the job writes: the busy one has nothing to do with
     times = list(range(11))
     reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
@@ -355,7 +355,7 @@ def waits_for_data() -> LostTime:
     return make_lost_segments((1, END_S, 8, PHASE_DATA_WAIT), step=3)
 
 
-def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None:
+def test_a_queue_feeder_is_identified_by_its_bytes() -> None:
     timeline, waits = wait_for_batches("U4 S6", "U10"), waits_for_data()
     breakdown = compute_data_wait_breakdown(timeline, waits)
     assert (breakdown.worker_pid.tolist(), breakdown.identified.tolist()) == ([201], [True])
@@ -368,7 +368,7 @@ def test_the_feeder_of_a_queue_is_known_by_its_bytes_not_by_being_busy() -> None
     assert got.resource == "process python pid 201"
 
 
-def test_a_feeder_that_sleeps_is_named_for_its_sleep() -> None:
+def test_a_sleeping_feeder_is_named_with_its_sleep() -> None:
     # The training thread waits for a pipe for 9 of 10 s; the one that writes into it is asleep.
     times = list(range(11))
     reading = {"io": make_io_samples(times, read_chars=count_up(50_000), write_chars=count_up(0))}
@@ -390,7 +390,7 @@ def list_pids(works: Sequence[AwaitedWork]) -> list[int]:
     return [pid for work in works for pid in work.pids]
 
 
-def test_a_healthy_poll_costs_nothing(source: str) -> None:
+def test_a_rarely_waiting_poll_loop_awaits_no_process(source: str) -> None:
     # The feeder is ahead and rests; the loop hardly ever waits.
     timeline = job("U9.8 S0.2", helper("U3 I7"), stack=POLL, file=source, node=LATER)
     assert list_pids(find_awaited_work(timeline, pieces())) == []

@@ -84,7 +84,7 @@ def test_storage_local_without_disk_counters_still_claims_with_a_lower_grade() -
     np.testing.assert_allclose(got.share, [0.5, 0, 0])
 
 
-def test_what_is_below_the_limit_is_noise() -> None:
+def test_claims_below_the_limit_are_zero() -> None:
     for detector, kind in (
         (StorageLocal(), "block_io"),
         (StorageRemote(), "remote_io"),
@@ -161,7 +161,7 @@ def test_memory_is_graded_by_pressure() -> None:
     assert claim(CpuMemory(), [{"memory": 0.5}, {}, {}], calm).grade == "B"
 
 
-def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_the_loader() -> None:
+def test_a_slow_batch_hideable_by_idle_workers_is_loader_config() -> None:
     # Two workers, one batch ahead each. Waits [0, 0.1) and [3, 4); the second is for a batch that
     # one worker computed from 2 to 4. In these 4 s both made 0.1 + 2 + 0.1 + 0.1 = 2.3 s of work,
     # 1.15 s each, and 4 - 1.1 s were there to hide it in.
@@ -195,7 +195,7 @@ def test_a_dear_batch_that_idle_workers_could_have_made_ahead_is_the_set_up_of_t
     assert shares(prefetch=4) == [[1.0, 0.8], [0.0, 0.0]]  # it may work that far ahead
 
 
-def test_what_the_training_thread_computes_itself_no_worker_can_make_ahead() -> None:
+def test_training_thread_compute_is_not_charged_to_loader_config() -> None:
     main = make_process(
         100,
         spans={
@@ -240,7 +240,7 @@ def test_shares_of_workers_are_compared_by_their_cpu_time() -> None:
     assert measure(0.8) is None
 
 
-def test_garbage_that_a_worker_collects_is_its_part_of_the_wait() -> None:
+def test_worker_garbage_collection_is_claimed_from_the_wait() -> None:
     # Of the first wait the worker computes for 0.6 s and has no CPU for 0.3 s; it collects for
     # 0.3 s, of which 0.2 s are on a CPU.
     worker = make_process(201, 100, {GC: make_spans((0.1, 0.3, 2), (0.8, 0.9, 2), (4, 5, 2))})
@@ -254,7 +254,7 @@ def test_garbage_that_a_worker_collects_is_its_part_of_the_wait() -> None:
     np.testing.assert_allclose(computing.share, [0.4, 0.5, 0.0])
 
 
-def test_what_all_workers_together_could_not_have_made_in_time_is_computing() -> None:
+def test_prefetch_savings_are_limited_by_all_workers_together() -> None:
     # A wait of 3 s, all of which one of two workers computed: made by both it takes 1.5 s.
     main = make_process(
         100,

@@ -40,7 +40,7 @@ def test_a_page_has_its_five_sections_in_order_and_its_limits(detector) -> None:
 
 
 @pytest.mark.parametrize("cause_id", NETWORK_LIMITS)
-def test_a_page_about_the_network_has_its_limits_too(cause_id: str) -> None:
+def test_a_network_cause_page_lists_its_limits(cause_id: str) -> None:
     text = build_page(cause_id)
     for field in fields(NETWORK_LIMITS[cause_id]):
         row = re.search(rf"^\| `{field.name}` \| (\S+) \| (.+) \|$", text, re.MULTILINE)

@@ -29,9 +29,7 @@ from clusterprof_lab.cluster.schedule import FIRST_FAULT, OTHER, TRANSFER, run_s
 STRAGGLER = Fault("straggler", 3, 0.2)
 
 
-def test_without_jitter_all_wait_exactly_for_what_the_straggler_computes_more(
-    tmp_path: Path,
-) -> None:
+def test_without_jitter_all_ranks_wait_exactly_the_stragglers_excess(tmp_path: Path) -> None:
     plan = make_plan("data-parallel", 2, seconds=10, jitter=0.0, faults=(STRAGGLER,))
     schedule = run_schedule(plan, tmp_path / "times")
     # A fifth of 250 ms, 35 % of it before the operation within the node, 35 and twice 12.5 % before
@@ -49,9 +47,7 @@ def test_without_jitter_all_wait_exactly_for_what_the_straggler_computes_more(
     assert set(schedule.parts["compute"].tolist()[:3]) == {steps * plan.compute_ns}
 
 
-def test_on_a_single_node_the_operations_of_both_scopes_are_numbered_as_one_group(
-    tmp_path: Path,
-) -> None:
+def test_on_a_single_node_both_scopes_share_an_operation_sequence(tmp_path: Path) -> None:
     make_cluster(make_plan("data-parallel", 1, seconds=6), tmp_path / "run")
     (folder,) = (tmp_path / "run" / "recording").iterdir()
     numbers: dict[tuple[int, int], list[int]] = {}
@@ -69,7 +65,7 @@ def test_on_a_single_node_the_operations_of_both_scopes_are_numbered_as_one_grou
 @pytest.mark.parametrize(
     ("topology", "nodes", "groups"), [("data-parallel", 2, 2), ("3d", 8, 4), ("moe", 8, 3)]
 )
-def test_operations_have_the_same_number_in_all_members(
+def test_an_operation_has_the_same_number_in_all_members(
     tmp_path: Path, topology: str, nodes: int, groups: int
 ) -> None:
     plan = make_plan(topology, nodes, seconds=6)
@@ -113,7 +109,7 @@ def _count_operations(spans: Spans, operations: dict[tuple[int, ...], list[int]]
         ("moe", 4, "slow-storage:1"),
     ],
 )
-def test_the_analysis_names_the_culprit_and_adds_up(
+def test_the_analysis_names_the_culprit_and_conserves_time(
     tmp_path: Path, topology: str, nodes: int, fault: str
 ) -> None:
     plan = make_plan(topology, nodes, seconds=30, faults=(parse_fault(fault),))
@@ -125,7 +121,7 @@ def test_the_analysis_names_the_culprit_and_adds_up(
     assert check.right, check.faults
 
 
-def test_processes_and_their_order_change_no_byte(tmp_path: Path) -> None:
+def test_generation_in_several_processes_gives_identical_bytes(tmp_path: Path) -> None:
     plan = make_plan("data-parallel", 3, seconds=5, faults=(STRAGGLER,))
     make_cluster(plan, tmp_path / "a")
     with open_pool(2) as run_map:
@@ -138,7 +134,7 @@ def test_processes_and_their_order_change_no_byte(tmp_path: Path) -> None:
     assert truth.read_truth(tmp_path / "a") == truth.read_truth(tmp_path / "b")
 
 
-def test_the_ledger_of_every_step_sums_to_that_of_the_rank(tmp_path: Path) -> None:
+def test_step_ledgers_sum_to_the_ledger_of_the_rank(tmp_path: Path) -> None:
     plan = make_plan("3d", 4, seconds=12, faults=(STRAGGLER,))
     made = make_cluster(plan, tmp_path, with_steps=True)
     for number, path in enumerate(sorted((tmp_path / "steps").iterdir())):
@@ -160,14 +156,14 @@ def test_the_ledger_of_every_step_sums_to_that_of_the_rank(tmp_path: Path) -> No
         ("3d", 4, Fault("slow-storage", 1)),  # the second stage loads nothing
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(
+def test_an_impossible_cluster_plan_is_refused(
     topology: str, nodes: int, fault: Fault | None
 ) -> None:
     with pytest.raises(ClusterPlanError):
         make_plan(topology, nodes, faults=() if fault is None else (fault,))
 
 
-def test_faults_are_active_when_they_are_said_to_be() -> None:
+def test_faults_are_active_in_their_configured_steps() -> None:
     fault = parse_fault("straggler:3,share=0.5,begin=0.5,every=4,active=2")
     assert fault == replace(STRAGGLER, share=0.5, begin=0.5, every=4, active=2)
     assert [step for step in range(16) if fault.is_active(step, 16)] == [8, 9, 12, 13]
@@ -176,7 +172,9 @@ def test_faults_are_active_when_they_are_said_to_be() -> None:
             parse_fault(wrong)
 
 
-def test_the_command_writes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cluster_command_writes_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["--out", str(tmp_path / "run"), "--ranks", "4", "--per-node", "2", "--seconds", "3"]
     assert main([*command, "--processes", "1"]) == 0
     assert "4 ranks on 2 nodes, 3 s" in capsys.readouterr().out

@@ -36,13 +36,13 @@ def life(rank: int, ended: int, **parts: list) -> Incarnation:
     return item
 
 
-def test_a_split_by_weight_adds_up_and_rounds_the_largest_remainders_up() -> None:
+def test_a_split_by_weight_adds_up_with_largest_remainder_rounding() -> None:
     assert split_by_weight(10, [("a", 1), ("b", 1), ("c", 1)]) == [("a", 4), ("b", 3), ("c", 3)]
     assert split_by_weight(7, [("a", 5), ("b", 3)]) == [("a", 4), ("b", 3)]  # 4.375 and 2.625
     assert split_by_weight(7, [("a", 0)]) == [("other", 7)]
 
 
-def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
+def test_a_late_loader_costs_its_rank_and_the_waiting_rank() -> None:
     """Rank 1 waits 60 ms for a batch: 30 reading, 20 decoding (5 without a CPU), 10 on the way.
 
     Both compute 100; rank 0 comes to the collective 60 ms earlier; the transfer takes 8.
@@ -80,7 +80,7 @@ def test_a_late_loader_is_felt_by_itself_and_by_who_waits_for_it() -> None:
     )
 
 
-def test_what_a_reader_computes_is_no_storage() -> None:
+def test_cpu_time_of_a_reader_is_not_storage_time() -> None:
     """Of 40 ms reading 12 are the process's own code (a protocol) and 4 without a CPU."""
     item = Item(0, 40 * MS, 40 * MS, 4 * MS, 0, 0, 12 * MS)
     recorded_process = life(0, 50, phases=[Phase(0, 50 * MS, "data_wait", 0)], batches=[[item]])
@@ -89,7 +89,7 @@ def test_what_a_reader_computes_is_no_storage() -> None:
     assert by_key == {"storage": 24, "contention": 4, "decode": 12, "hand-over": 10}
 
 
-def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() -> None:
+def test_decoding_of_the_next_batch_delays_a_finished_batch() -> None:
     """One worker makes batch 0 until 20 and decodes batch 1 from 24 to 44, 4 of it without a CPU.
 
     The process waits from 10 on and has batch 0 at 40: 10 decoding, 4 on the way, 16 behind the
@@ -112,7 +112,7 @@ def test_a_finished_batch_waits_for_the_interpreter_that_decodes_the_next_one() 
     assert (lost["decode", OWN], lost["hand-over", OWN]) == (10 * MS, 20 * MS)
 
 
-def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
+def test_loop_time_in_the_first_step_is_startup() -> None:
     recorded_process = life(0, 100, busy=[busy(20, 50), busy(60, 90)])
     recorded_process.steps, recorded_process.loop_ends_ns, recorded_process.delays_ns = (
         2,
@@ -124,7 +124,7 @@ def test_the_loops_own_time_in_the_first_of_several_steps_is_start_up() -> None:
     assert by_key == {("startup", OWN): 25 * MS, ("loop", OWN): 15 * MS}
 
 
-def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -> None:
+def test_waits_for_healthy_pipeline_stages_are_bubble_time() -> None:
     wanted = ExpectedVerdict("synchronization", ("sync-imbalance",), "several")
     zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
     recorded_process = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
@@ -137,7 +137,7 @@ def test_in_a_pipeline_the_work_of_stages_that_are_not_at_fault_is_its_order() -
     )
 
 
-def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
+def test_varying_work_in_a_healthy_job_has_no_cause() -> None:
     zero = life(0, 100, busy=[busy(0, 100)], operations=[together(0, 100, 100)])
     recorded_process = life(1, 100, busy=[busy(0, 70)], operations=[together(0, 70, 100)])
     assert list_lost([zero, recorded_process], ExpectedVerdict("", (), "nobody")) == (
@@ -145,7 +145,7 @@ def test_work_that_varies_in_a_job_with_nothing_wrong_has_no_cause() -> None:
     )
 
 
-def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -> None:
+def test_a_throttled_device_costs_its_rank_and_the_waiting_rank() -> None:
     """Rank 0 needs 150 ms for what takes 100 at full clock; a pause of its host costs 20 more."""
     slow = life(
         0,
@@ -166,7 +166,7 @@ def test_a_throttled_device_loses_its_excess_and_keeps_others_waiting_for_it() -
     }
 
 
-def test_a_chain_is_charged_to_where_it_began_and_a_sender_need_not_wait() -> None:
+def test_a_message_chain_is_charged_to_its_first_sender() -> None:
     """Rank 0 stands still for 60 ms and sends; rank 1 takes it and sends on; rank 2 waits for both.
 
     What rank 1 sends at 70 has left at 71, though rank 2 comes for it at 75 only.
@@ -186,7 +186,7 @@ def test_a_chain_is_charged_to_where_it_began_and_a_sender_need_not_wait() -> No
         assert sum(row.values()) == (80 - 75 * (rank == 2)) * MS
 
 
-def test_idle_time_without_a_pause_is_the_loops_and_injected_time_goes_first() -> None:
+def test_injected_time_precedes_phases_and_the_rest_is_loop_time() -> None:
     recorded_process = life(
         0,
         100,
@@ -208,7 +208,7 @@ def test_idle_time_without_a_pause_is_the_loops_and_injected_time_goes_first() -
     ]
 
 
-def test_a_part_is_the_leaf_that_the_scenario_names() -> None:
+def test_a_part_becomes_the_leaf_named_by_the_scenario() -> None:
     launch = ExpectedVerdict("launch", ("launch-bound",), "everybody")
     both = ExpectedVerdict(
         "storage", ("storage-local",), "several", also=(("cpu", "cpu-loader-config"),)

@@ -113,7 +113,7 @@ def sent(nodes: list[Node], count: int) -> float:
     return float(rate)
 
 
-def test_a_node_has_a_name_an_address_a_boot_and_processes_of_its_own(nodes: list[Node]) -> None:
+def test_a_node_has_separate_name_address_boot_id_and_processes(nodes: list[Node]) -> None:
     for node, address in zip(nodes, ("10.77.0.1", "10.77.0.2")):
         assert node.run("uname", "-n") == f"{node.name}\n"
         assert node.run("cat", "/proc/sys/kernel/random/boot_id") == f"{node.boot_id}\n"
@@ -125,7 +125,7 @@ def test_a_node_has_a_name_an_address_a_boot_and_processes_of_its_own(nodes: lis
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() != nodes[0].boot_id
 
 
-def test_each_node_goes_before_all_else_where_that_is_allowed(nodes: list[Node]) -> None:
+def test_each_node_runs_in_its_own_cpu_control_group(nodes: list[Node]) -> None:
     for node in nodes:
         if node.cpu_group is None:
             pytest.skip("no control group for the CPU may be made here")
@@ -134,7 +134,7 @@ def test_each_node_goes_before_all_else_where_that_is_allowed(nodes: list[Node])
 
 
 @pytest.mark.accept
-def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable) -> None:
+def test_the_cable_limits_its_rate_and_its_queue(nodes: list[Node], cable: Cable) -> None:
     before = cable.read_counts()["ports"][1]["down"]
     cable.set_link(1, Link(rate_bits_per_second=100 * MEGABIT, queue_bytes=60_000))
     rates = [sent(nodes, 4 << 20) for _ in range(3)]  # the machine's neighbours come and go
@@ -147,7 +147,7 @@ def test_a_rate_is_kept_and_the_queue_is_bounded(nodes: list[Node], cable: Cable
 
 
 @pytest.mark.accept
-def test_a_delay_is_added_to_every_trip(nodes: list[Node], cable: Cable) -> None:
+def test_the_cable_delays_every_packet(nodes: list[Node], cable: Cable) -> None:
     mirror = started(nodes[1], MIRROR)
     ping = (sys.executable, "-I", "-c", PING, "beta", "20")
     near, _ = map(float, nodes[0].run(*ping).split())
@@ -162,7 +162,7 @@ def test_a_delay_is_added_to_every_trip(nodes: list[Node], cable: Cable) -> None
     assert longest - shortest > 0.004  # of twenty draws of the sum of two from 0 to 10 ms
 
 
-def test_losses_are_counted_and_as_many_as_asked_for(nodes: list[Node], cable: Cable) -> None:
+def test_the_cable_drops_and_counts_the_configured_share(nodes: list[Node], cable: Cable) -> None:
     before = cable.read_counts()["ports"][1]["down"]
     cable.set_link(1, Link(loss_ratio=0.05))
     nodes[0].run(sys.executable, "-I", "-c", BURST, "beta", "4000")
@@ -180,7 +180,7 @@ def test_losses_are_counted_and_as_many_as_asked_for(nodes: list[Node], cable: C
     assert 0.03 < lost / (passed + lost) < 0.07
 
 
-def test_a_node_and_its_cable_do_not_outlive_the_process_that_made_them(program: Path) -> None:
+def test_node_and_cable_end_with_their_parent_process(program: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
         "from clusterprof_lab.real.cable import Cable\n"
@@ -225,9 +225,7 @@ def run(
 
 
 @pytest.mark.torch
-def test_every_node_has_a_folder_and_every_rank_is_in_one(
-    run: tuple[Path, list[NodeOutput]],
-) -> None:
+def test_every_node_has_a_recording_with_its_ranks(run: tuple[Path, list[NodeOutput]]) -> None:
     out, printed = run
     collected = {}
     for folder in list_node_folders(out):
@@ -257,9 +255,7 @@ def test_every_node_has_a_folder_and_every_rank_is_in_one(
 
 
 @pytest.mark.torch
-def test_what_the_job_sent_over_its_link_is_in_the_recording(
-    run: tuple[Path, list[NodeOutput]],
-) -> None:
+def test_job_traffic_over_the_link_is_recorded(run: tuple[Path, list[NodeOutput]]) -> None:
     out, _ = run
     for folder in list_node_folders(out):
         last: dict[tuple[str, str], float] = {}
@@ -273,7 +269,9 @@ def test_what_the_job_sent_over_its_link_is_in_the_recording(
 
 
 @pytest.mark.torch
-def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[NodeOutput]]) -> None:
+def test_recording_does_not_change_the_output_of_the_script(
+    run: tuple[Path, list[NodeOutput]],
+) -> None:
     """A plain world of one: every rank reads the same items, so its losses are the same."""
     _, printed = run
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
@@ -296,7 +294,7 @@ def test_the_scripts_output_is_what_it_is_without_us(run: tuple[Path, list[NodeO
 
 
 @pytest.mark.torch
-def test_the_stopwatches_agree_with_each_other(run: tuple[Path, list[NodeOutput]]) -> None:
+def test_stopwatch_totals_are_consistent(run: tuple[Path, list[NodeOutput]]) -> None:
     """The parts do not exceed the whole, and who waits is kept waiting by somebody."""
     _, printed = run
     result = compute_truth([rank for item in printed for rank in item.ranks])

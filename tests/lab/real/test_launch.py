@@ -14,7 +14,7 @@ from clusterprof_lab.real.launch import MachineLoad, _is_ours, _read_cpu_s
 BURN = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
 
 
-def test_who_is_kin() -> None:
+def test_children_and_kernel_threads_count_as_own_processes() -> None:
     me = os.getpid()
     parents = {1: 0, 2: 0, 40: 2, 50: 1, me: 50, me + 1: me, me + 2: me + 1, me + 3: 50}
     by_key = {pid: {"ppid": parent} for pid, parent in parents.items()}
@@ -23,7 +23,7 @@ def test_who_is_kin() -> None:
 
 
 @pytest.mark.accept
-def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
+def test_cpu_time_of_live_and_ended_grandchildren_is_counted() -> None:
     before = _read_cpu_s()
     waits = f"{BURN}\nprint(1, flush=True)\ninput()"
     shell = ["sh", "-c", '"$0" -c "$1"; "$0" -c "$2"', sys.executable, BURN, waits]
@@ -36,7 +36,7 @@ def test_children_of_a_child_alive_and_one_that_ended_are_ours() -> None:
     assert 1.2 - 3 * 0.02 - 0.01 <= own <= busy + 0.2 <= whole + 0.4
 
 
-def test_the_ratio_of_a_while_in_which_nothing_passed_is_known() -> None:
+def test_a_short_interval_gives_a_valid_disturbed_ratio() -> None:
     machine = MachineLoad()
     time.sleep(0.05)
     assert 0.0 <= machine.disturbed_ratio() <= 1.0

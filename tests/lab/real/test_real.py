@@ -39,7 +39,7 @@ def corpus(folder: Path, **real: str) -> list[str]:
     return ["--corpus", str(folder)]
 
 
-def test_what_cannot_be_run_is_reported_with_its_reason_and_is_no_pass(
+def test_unavailable_scenarios_are_reported_and_do_not_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_torch()
@@ -64,7 +64,7 @@ def aim(culprits: list[int], world: int = 4, share: float = 0.2) -> FaultAim:
     return FaultAim(share, 120.0, world, culprits, np.random.default_rng(0))
 
 
-def test_a_fault_is_as_strong_as_its_share_and_hits_whom_it_should() -> None:
+def test_fault_options_match_the_aimed_share_and_ranks() -> None:
     assert aim([2]).stall_ms == pytest.approx(30)  # 30 of 150 is a fifth
     assert FAULTS["allocator-churn"](aim([2])) == FaultOptions(["--own", "2", "alloc-ms=30.0000"])
     assert FAULTS["gc"](aim([0, 1, 2, 3])).script == ["--gc-every=4", "--gc-ms=120.0000"]
@@ -79,9 +79,7 @@ def test_a_fault_is_as_strong_as_its_share_and_hits_whom_it_should() -> None:
     assert rate == round(4 * (1 << 20) * 8 / 0.030)
 
 
-def test_every_option_that_a_fault_gives_is_one_of_the_script(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_training_script_accepts_every_fault_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import options as script
 
@@ -93,14 +91,14 @@ def test_every_option_that_a_fault_gives_is_one_of_the_script(
             assert script.apply_rank_options(parsed, rank) is parsed, name
 
 
-def test_the_layout_of_a_scenario() -> None:
+def test_a_scenario_determines_the_job_layout() -> None:
     two = read_layout({"layout": "two-nodes", "ranks": 1, "script": {"chain": True, "steps": 9}})
     assert (two.nodes, two.world) == (2, 2)
     assert two.words == ("--collectives=device", "--chain", "--steps=9")
     assert read_layout({"collectives": "host"}).key == "0x2_collectives=host"
 
 
-def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
+def test_work_queued_behind_a_collective_waits_for_the_transfer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CLUSTERPROF_RUN_DIR", raising=False)
@@ -134,7 +132,7 @@ def test_what_is_queued_behind_a_collective_waits_for_the_real_transfer(
 
 
 @pytest.mark.torch
-def test_a_scenario_for_real(tmp_path: Path) -> None:
+def test_a_scenario_runs_as_a_real_job(tmp_path: Path) -> None:
     """Two ranks, twelve steps, a rank that collects garbage: recorded, and accounted for."""
     require_torch()
     section = "{fault: gc, collectives: host, script: {steps: 12, compute-ms: 60}}"

@@ -42,7 +42,7 @@ WANTED = {
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))
-def test_a_summary_is_translated(name: str, tmp_path: Path) -> None:
+def test_a_traceml_summary_becomes_an_answer(name: str, tmp_path: Path) -> None:
     summary = json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
     causes, culprits = WANTED[name]
     reply = traceml.make_answer(summary, "0.5.0")
@@ -52,19 +52,19 @@ def test_a_summary_is_translated(name: str, tmp_path: Path) -> None:
     assert load(tmp_path / "answer.json") == reply
 
 
-def test_every_fixture_is_judged() -> None:
+def test_every_fixture_has_an_expected_answer() -> None:
     assert {path.stem for path in FIXTURES.glob("*.json")} == WANTED.keys()
 
 
 @pytest.mark.parametrize("kind", ["NO_DATA", "WARMUP", "INCOMPLETE_DATA"])
-def test_too_little_data_claims_nothing(kind: str) -> None:
+def test_insufficient_data_makes_no_claim(kind: str) -> None:
     section = {"diagnosis": {"kind": kind}, "issues": [{"kind": kind}]}
     reply = traceml.make_answer({"step_time": section}, "0.5.0")
     assert (reply.causes, reply.culprits) == (None, None)
     assert traceml.make_answer({}, "0.5.0").causes is None
 
 
-def test_without_traceml_it_is_not_run(tmp_path: Path) -> None:
+def test_a_missing_or_failing_traceml_is_reported_as_not_run(tmp_path: Path) -> None:
     job = traceml.Job(tmp_path / "train.py")
     with pytest.raises(traceml.NotRun, match="no-such-python"):
         traceml.run_job(job, tmp_path, tmp_path / "no-such-python")

@@ -92,7 +92,7 @@ def clean(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Ask:
     return asking(registry, two(tmp_path_factory.mktemp("clean"), (0.01, 0.01), (0.5, 0.5)))
 
 
-def test_whom_each_rule_blames_for_a_slow_disk(slow_disk: Ask) -> None:
+def test_each_rule_blames_its_ranks_for_a_slow_disk(slow_disk: Ask) -> None:
     names = (
         "slowest total compute",
         "last arriver",
@@ -119,13 +119,15 @@ def test_whom_each_rule_blames_for_a_slow_disk(slow_disk: Ask) -> None:
     }
 
 
-def test_clocks_are_put_right_before_ranks_are_compared(registry: Any, tmp_path: Path) -> None:
+def test_clock_offsets_are_corrected_before_ranks_are_compared(
+    registry: Any, tmp_path: Path
+) -> None:
     recording = two(tmp_path, (0.05, 0.5), (0.5, 0.5))
     assert asking(registry, recording, {})("last arriver").culprits == (0,)
     assert asking(registry, recording)("last arriver").culprits == (1,)
 
 
-def test_what_each_rule_names_for_a_slow_disk(slow_disk: Ask) -> None:
+def test_each_rule_names_its_causes_for_a_slow_disk(slow_disk: Ask) -> None:
     assert slow_disk("iowait > 5 %").causes == (NamedCause("storage", None, None, culprits=(1,)),)
     assert slow_disk("AU < 90 %").causes == (NamedCause("storage", None, None, culprits=(0, 1)),)
     # Half of the datapoints of rank 1 have an idle GPU: a bottleneck needs more than half.
@@ -146,7 +148,7 @@ def test_what_each_rule_names_for_a_slow_disk(slow_disk: Ask) -> None:
     }
 
 
-def test_what_each_rule_says_of_a_slow_rank(slow_rank: Ask) -> None:
+def test_each_rule_gives_its_answer_for_a_slow_rank(slow_rank: Ask) -> None:
     blamed = {
         "slowest total compute": (1,),
         "last arriver": (1,),
@@ -169,7 +171,7 @@ def test_what_each_rule_says_of_a_slow_rank(slow_rank: Ask) -> None:
     )
 
 
-def test_what_each_rule_says_of_a_clean_run(registry: Any, clean: Ask) -> None:
+def test_each_rule_gives_its_answer_for_a_clean_run(registry: Any, clean: Ask) -> None:
     by_key = {name: clean(name) for name in registry.RULES}
     nothing = {name for name, item in by_key.items() if item.causes == ()}
     assert nothing == {
@@ -219,7 +221,7 @@ def test_no_rule_fails_where_signals_are_missing(registry: Any, tmp_path: Path) 
     assert asking(registry, tmp_path / "nothing", {})("xprof").causes is None
 
 
-def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: Path) -> None:
+def test_the_larger_of_two_jobs_on_a_node_is_read(registry: Any, tmp_path: Path) -> None:
     from baselines.recording_tables import read_recording
 
     for name, steps in (("small", 3), ("large", 5)):
@@ -229,7 +231,7 @@ def test_of_two_jobs_on_a_node_the_larger_is_looked_at(registry: Any, tmp_path: 
     assert [len(rank.steps) for rank in read_recording(tmp_path, {}).ranks.values()] == [5]
 
 
-def test_a_restarted_rank_goes_on(registry: Any, tmp_path: Path) -> None:
+def test_steps_of_a_restarted_rank_are_joined(registry: Any, tmp_path: Path) -> None:
     """One second of waiting in two steps, then another life with as much."""
     from baselines.recording_tables import read_recording
 
@@ -262,7 +264,7 @@ def test_messages_are_matched_by_sender_receiver_and_number(registry: Any, tmp_p
     assert ask("slowest total compute").culprits == (0,)
 
 
-def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_path: Path) -> None:
+def test_xprof_classifies_host_time_and_words_the_verdict(registry: Any, tmp_path: Path) -> None:
     from baselines import xprof
     from baselines.recording_tables import read_recording
 
@@ -274,7 +276,7 @@ def test_xprof_sorts_the_hosts_time_and_words_the_verdict(registry: Any, tmp_pat
     assert words == ["not input-bound", *["moderately input-bound"] * 2, "highly input-bound"]
 
 
-def test_sagemakers_rules_on_the_framework_and_memory(registry: Any) -> None:
+def test_sagemaker_rules_judge_framework_time_and_memory(registry: Any) -> None:
     """A rank with 21 minutes before its first step, 11 slow steps of 200, one worker of 8 CPUs."""
     from baselines import sagemaker
     from baselines.tables import NO_SPANS, Node, Rank, RecordingTables, Series

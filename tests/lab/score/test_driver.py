@@ -29,7 +29,7 @@ def poll(driver: Driver, phase_ms: int = 0) -> tuple[list[float], list[float]]:
     return (total / MS).tolist(), (until / MS).tolist()
 
 
-def test_periods_are_handed_over_late_and_several_at_once() -> None:
+def test_driver_periods_arrive_late_and_in_batches() -> None:
     total, until = poll(Driver(250 * MS, lump_periods=2, delay_ns=120 * MS, has_gpm=False))
     # Lumps end at 750, 1250, 1750 ms and are handed over at 870, 1370, 1870 ms.
     assert until == [750, 750, 1250, 1250, 1250, 1750]
@@ -38,20 +38,20 @@ def test_periods_are_handed_over_late_and_several_at_once() -> None:
     assert total == [0, 0, 500, 500, 500, 502.5]
 
 
-def test_the_phase_of_the_periods_is_the_devices_own() -> None:
+def test_the_period_phase_differs_per_device() -> None:
     total, until = poll(Driver(250 * MS, 1, 0, has_gpm=False), phase_ms=100)
     assert until == [850, 1100, 1350, 1600, 1600, 1850]
     # 1100 to 1350 ms: busy for 153 of 250 ms, 61.2 %, shown as 61 %: 152.5 ms
     assert total == [0, 250, 402.5, 402.5, 402.5, 402.5]
 
 
-def test_gpm_is_exact_at_each_second_poll() -> None:
+def test_gpm_values_are_exact_at_every_second_poll() -> None:
     total, until = poll(Driver(250 * MS, 2, 120 * MS, has_gpm=True))
     assert until == [1000, 1000, 1400, 1400, 1800, 1800]
     assert total == [0, 0, 253, 253, 253, 253]
 
 
-def test_a_recording_in_the_drivers_view(tmp_path: Path) -> None:
+def test_a_recording_is_rewritten_to_the_driver_view(tmp_path: Path) -> None:
     [scenario] = [scenario for scenario in load_corpus() if scenario.id == "null-clean"]
     truth = make_trial(Trial(scenario, "medium", 0, "dev"), tmp_path / "run", ranks=2)
     driver = draw_driver(truth)

@@ -46,7 +46,7 @@ ANSWER = Answer(
 )
 
 
-def test_a_right_answer_that_errs_a_little() -> None:
+def test_a_right_answer_with_small_errors_is_judged_right() -> None:
     errors = {**ZERO, "storage": 3.0, "cpu": 3.0, "network": 0.5, "unattributed": 0.5}
     judged = judge_answer(ANSWER, TRUTH, WANTED)
     assert {k: round(v, 9) for k, v in (judged.errors or {}).items()} == errors
@@ -81,15 +81,13 @@ def test_a_right_answer_that_errs_a_little() -> None:
         (NamedCause("cpu", "cpu-gc", 0.25, None), None),
     ],
 )
-def test_a_wrong_first_cause_counts_when_it_is_said_with_certainty(
-    cause: NamedCause, wrong: bool | None
-) -> None:
+def test_a_confident_wrong_first_cause_is_counted(cause: NamedCause, wrong: bool | None) -> None:
     answer = replace(ANSWER, causes=(cause,), family_ratio=None)
     assert judge_answer(answer, TRUTH, WANTED).wrong_first_sure is wrong
     assert judge_answer(replace(answer, causes=()), TRUTH, WANTED).wrong_first_sure is False
 
 
-def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None:
+def test_causes_above_the_truth_of_healthy_jobs_are_wrong() -> None:
     healthy = replace(TRUTH, injected=())
     nothing = ExpectedVerdict("", (), "nobody")
     # Storage has 28 points by truth: 30 said are no false cause, 32 are.
@@ -102,7 +100,7 @@ def test_in_a_healthy_job_a_cause_said_beyond_the_truth_is_a_wrong_one() -> None
         assert judge_answer(answer, healthy, nothing).wrong_first_sure is wrong
 
 
-def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
+def test_a_named_group_is_judged_as_a_separate_claim() -> None:
     causes = (
         NamedCause("storage", None, 0.25, 0.9),  # 28 true
         NamedCause("cpu", None, 0.03, 0.7),  # none true
@@ -114,13 +112,13 @@ def test_a_group_that_is_named_is_a_claim_of_its_own() -> None:
     assert judged.emitted_groups == (("storage", 0.9, True), ("cpu", 0.7, False))
 
 
-def test_unattributed_is_what_is_beyond_the_truth() -> None:
+def test_unattributed_time_above_the_truth_is_counted() -> None:
     reported = {**ZERO, "storage": 0.25, "unattributed": 0.035}
     judged = judge_answer(replace(ANSWER, family_ratio=reported), TRUTH, WANTED)
     assert round(judged.unattributed_ratio or 0.0, 9) == 0.05  # 3.5 said less 2 true, of 30 lost
 
 
-def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
+def test_the_larger_of_two_faults_leads_and_equal_faults_tie() -> None:
     both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
     causes = (
         NamedCause("cpu", "cpu-preprocess", 0.26),
@@ -143,7 +141,7 @@ def test_of_two_faults_the_larger_leads_and_of_equal_ones_either() -> None:
     assert judge_answer(ANSWER, truth, both).family_right is False
 
 
-def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
+def test_groups_are_ranked_by_sum_and_leaves_individually() -> None:
     causes = (
         NamedCause("network", "net-transfer", 0.12),
         NamedCause("cpu", "cpu-preprocess", 0.08),
@@ -164,7 +162,7 @@ def test_groups_are_ranked_by_their_sums_and_leaves_one_by_one() -> None:
     )  # no amounts: the order counts
 
 
-def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
+def test_leaves_of_two_faults_are_ranked_by_their_own_cost() -> None:
     # 28 points of storage; of CPU 26 of the fault's leaf, 4 of another: CPU leads by group alone
     both = replace(WANTED, also=(("cpu", "cpu-preprocess"),))
     lost = (Lost("cpu-preprocess", 0, 0, 520), Lost("cpu-contention", 0, 0, 80))
@@ -172,7 +170,7 @@ def test_of_two_faults_leaves_lead_by_what_they_cost_alone() -> None:
     assert (judged.wanted, judged.family_right, judged.leaf_top1) == ("cpu", False, True)
 
 
-def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
+def test_the_costliest_cause_is_expected_over_a_mild_fault() -> None:
     lost = (Lost("storage-local", 1, 1, 60), Lost("net-transfer", None, 0, 90))  # 3 points, 4.5
     truth = replace(TRUTH, lost=lost)
     judged = judge_answer(ANSWER, truth, WANTED)
@@ -185,7 +183,7 @@ def test_what_cost_most_is_asked_for_though_a_mild_fault_was_injected() -> None:
     assert judge_answer(network, equal, WANTED).leaf_top1 is True
 
 
-def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
+def test_a_fault_below_half_of_its_aim_is_reported() -> None:
     printed = "the fault did not hit: it should cost 60 points and cost 28"
     assert [explain_weak_fault(TRUTH, WANTED, aimed) for aimed in (None, 0.25, 0.55, 0.6)] == [
         "",
@@ -196,7 +194,7 @@ def test_a_fault_that_cost_less_than_half_of_its_aim_asks_nothing() -> None:
     assert explain_weak_fault(TRUTH, replace(WANTED, family=""), 0.6) == ""
 
 
-def test_a_victim_that_is_blamed_is_an_inversion() -> None:
+def test_a_blamed_victim_is_an_inversion() -> None:
     judged = judge_answer(replace(ANSWER, culprits=(0, 1)), TRUTH, WANTED)
     assert judged.culprit_right is False
     assert judged.inverted is False  # rank 0 caused 2 points itself
@@ -207,7 +205,7 @@ def test_a_victim_that_is_blamed_is_an_inversion() -> None:
     assert judge_answer(replace(ANSWER, culprits=(0,)), small, WANTED).inverted is False
 
 
-def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
+def test_missing_claims_are_neither_right_nor_wrong() -> None:
     judged = judge_answer(Answer("mute", None), TRUTH, WANTED)
     assert judged == Judgment(wanted="storage", named_family=None)
     counts = judge_answer(
@@ -218,7 +216,7 @@ def test_what_is_not_claimed_is_neither_right_nor_wrong() -> None:
     )  # a cause without an amount is a cause
 
 
-def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
+def test_a_cause_covering_several_groups_is_right_for_each_group() -> None:
     loader = NamedCause("cpu", None, 0.28, covers=("storage",))  # "input-bound"
     word = Answer("words", (loader,), culprits=(1,), leaves=False)
     judged = judge_answer(word, TRUTH, WANTED)
@@ -233,14 +231,14 @@ def test_a_word_that_covers_several_groups_is_right_for_any_of_them() -> None:
     assert (judged.family_right, judged.false_causes) == (False, ("cpu",))
 
 
-def test_to_stop_at_the_group_is_no_leaf_and_no_false_leaf() -> None:
+def test_a_group_without_a_leaf_counts_as_an_abstention() -> None:
     coarse = replace(ANSWER, causes=(NamedCause("storage", None, 0.28, 0.9, (1,)),))
     judged = judge_answer(coarse, TRUTH, WANTED)
     assert (judged.family_right, judged.leaf_top1, judged.leaf_top2) == (True, False, False)
     assert judged.abstained is True and judged.emitted == ()
 
 
-def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
+def test_any_leaf_of_a_scenario_is_accepted() -> None:
     either = ExpectedVerdict("storage", ("storage-cold-cache", "storage-local"), "node")
     cold = replace(ANSWER, causes=(NamedCause("storage", "storage-cold-cache", 0.28, 0.9, (1,)),))
     judged = judge_answer(cold, TRUTH, either)
@@ -248,7 +246,7 @@ def test_any_of_the_leaves_of_a_scenario_is_right() -> None:
     assert judge_answer(cold, TRUTH, WANTED).emitted == (("storage-cold-cache", 0.9, False),)
 
 
-def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
+def test_a_leaf_is_right_if_half_its_amount_is_true() -> None:
     for share, right in ((0.55, True), (0.57, False)):  # 28 points are true
         printed = replace(
             ANSWER, causes=(NamedCause("storage", "storage-local", share, 0.9, (1,)),)
@@ -256,7 +254,7 @@ def test_half_of_what_a_leaf_is_given_must_be_true() -> None:
         assert judge_answer(printed, TRUTH, WANTED).emitted == (("storage-local", 0.9, right),)
 
 
-def test_outside_steps_the_causes_outside_are_asked() -> None:
+def test_faults_outside_steps_are_judged_by_causes_outside_steps() -> None:
     wanted = ExpectedVerdict("fail", ("fail-hang",), "rank", outside_steps=True)
     truth = replace(
         TRUTH,
@@ -271,7 +269,7 @@ def test_outside_steps_the_causes_outside_are_asked() -> None:
     assert judged.gain_error is None
 
 
-def test_a_null_counts_what_is_reported_above_the_truth() -> None:
+def test_causes_above_the_truth_of_a_null_run_are_false() -> None:
     null = replace(TRUTH, lost=(Lost("storage-local", 1, 1, 30),), injected=())  # 1.5 points
     nothing = ExpectedVerdict("", (), "nobody")
     reported = {**ZERO, "storage": 0.04, "cpu": 0.035, "unattributed": 0.2}
@@ -291,12 +289,12 @@ def test_a_null_counts_what_is_reported_above_the_truth() -> None:
     assert judge_answer(ANSWER, null, nothing).nobody_right is None
 
 
-def test_everybody_at_fault_carries_no_culprit_claim() -> None:
+def test_a_fault_of_all_ranks_is_not_judged_by_culprit() -> None:
     judged = judge_answer(ANSWER, TRUTH, replace(WANTED, culprit="everybody"))
     assert judged.culprit_right is None and judged.nobody_right is None
 
 
-def test_two_culprits_are_found_each_with_its_own_cause() -> None:
+def test_two_culprits_count_only_with_their_own_causes() -> None:
     wanted = ExpectedVerdict(
         "storage", ("storage-local",), "several", also=(("cpu", "cpu-preprocess"),)
     )
@@ -312,6 +310,6 @@ def test_two_culprits_are_found_each_with_its_own_cause() -> None:
     assert judge_answer(replace(ranks, culprits=(1, 5, 0)), truth, wanted).both_found is False
 
 
-def test_a_truth_at_odds_with_its_scenario_is_reported() -> None:
+def test_a_truth_that_contradicts_its_scenario_is_reported() -> None:
     judged = judge_answer(ANSWER, TRUTH, ExpectedVerdict("network", ("net-link",), "nobody"))
     assert judged.notes == ("truth has most storage, the scenario wants network",)

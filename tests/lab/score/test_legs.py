@@ -32,7 +32,7 @@ STORED = {
 }
 
 
-def test_all_legs_stand_side_by_side_worst_first(tmp_path: Path) -> None:
+def test_the_table_lists_all_legs_worst_first(tmp_path: Path) -> None:
     lab = {
         "format": "clusterprof-leg",
         "schema": 1,
@@ -63,7 +63,7 @@ def test_all_legs_stand_side_by_side_worst_first(tmp_path: Path) -> None:
     ]
 
 
-def test_a_smaller_slice_is_named_with_its_date_and_replaces_what_was_not_measured() -> None:
+def test_a_smaller_dated_slice_fills_unmeasured_legs() -> None:
     scores = [
         {"testbed": testbed, "tool": "clusterprof", "mode": mode, "figures": figures(*GOOD)}
         for testbed, mode in (("synth", "D2"), ("sharded", "M0"))

@@ -44,7 +44,7 @@ def rounded(figure: Figure) -> tuple[float | None, ...]:
     return (*known, figure.n, figure.hits)
 
 
-def test_wilson_as_in_the_textbooks() -> None:
+def test_wilson_intervals_match_textbook_values() -> None:
     assert rounded(compute_wilson(9, 10)) == (0.9, 0.596, 0.982, 10, 9)
     assert rounded(compute_wilson(0, 10)) == (0.0, 0.0, 0.278, 10, 0)
     assert rounded(compute_wilson(10, 10)) == (1.0, 0.722, 1.0, 10, 10)
@@ -52,7 +52,7 @@ def test_wilson_as_in_the_textbooks() -> None:
     assert compute_wilson(0, 0) == NO_FIGURE
 
 
-def test_the_bootstrap_draws_jobs_not_buckets() -> None:
+def test_the_bootstrap_resamples_jobs_and_not_buckets() -> None:
     assert bootstrap_trials([]) == NO_FIGURE
     assert bootstrap_trials([[1.0, 3.0]]) == Figure(2.0, None, None, 1)
     alike = bootstrap_trials([[1.0, 3.0]] * 20)
@@ -62,7 +62,7 @@ def test_the_bootstrap_draws_jobs_not_buckets() -> None:
     assert 0.25 <= mixed.low < 0.4 and 0.6 < mixed.high <= 0.75
 
 
-def test_p95_is_one_of_the_values() -> None:
+def test_p95_is_a_value_of_the_sample() -> None:
     assert bootstrap_trials([[float(n)] for n in range(1, 101)], compute_p95).value == 95.0
     assert bootstrap_trials([[1.0] * 19 + [9.0]], compute_p95).value == 1.0
 
@@ -119,7 +119,7 @@ NULL = Judgment(
 )
 
 
-def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
+def test_the_calibration_error_interval_depends_on_the_number_of_jobs() -> None:
     assert estimate_ece([[], []]) == NO_FIGURE
     alone = estimate_ece([[(0.9, True), (0.9, False)]])
     assert rounded(alone) == (0.4, None, None, 1, None)
@@ -130,7 +130,7 @@ def test_the_calibration_error_is_known_to_as_many_jobs_as_there_are() -> None:
     assert few.high == 0.5 and many.high is not None and many.high < 0.1
 
 
-def test_a_whole_score() -> None:
+def test_a_score_holds_all_figures_of_its_runs() -> None:
     score = compute_score([row(GOOD), row(GOOD, easy=True), row(BAD, easy=False), row(NULL)])
     values = {k: (figure.value, figure.n, figure.hits) for k, figure in score.figures.items()}
     rounded = {
@@ -170,13 +170,13 @@ def test_a_whole_score() -> None:
     assert score.confusion == {"storage": {"storage": 2, "cpu": 1}, "nothing": {"nothing": 1}}
 
 
-def test_nothing_claimed_is_no_figure_anywhere() -> None:
+def test_runs_without_claims_give_no_figures() -> None:
     score = compute_score([row(Judgment(wanted="storage", named_family=None))])
     assert set(score.figures.values()) == {NO_FIGURE}
     assert score == Score(score.figures, {}, {}, ())
 
 
-def test_what_a_run_is_wrong_in() -> None:
+def test_errors_of_a_run_are_listed() -> None:
     assert list_errors(row(GOOD)) == () and list_errors(row(NULL)) == ()
     assert list_errors(row(BAD)) == (
         "family",
@@ -194,7 +194,7 @@ def test_what_a_run_is_wrong_in() -> None:
     assert list_errors(row(coarse, mode="M2")) == ()  # no more can be known there
 
 
-def test_reliability_by_hand() -> None:
+def test_reliability_bins_match_a_hand_computation() -> None:
     pairs = [(0.95, True), (0.91, True), (0.99, False), (1.0, True), (0.72, False)]
     bins, ece = compute_reliability(pairs)
     assert [
@@ -205,7 +205,7 @@ def test_reliability_by_hand() -> None:
     assert isinstance(bins[0], Bin)
 
 
-def test_isotonic_regression_pools_what_falls() -> None:
+def test_isotonic_regression_pools_decreasing_values() -> None:
     # 0.6: 1 of 2; 0.7: 0 of 1 pools with it to 1 of 3; 0.8: 1 of 1; 0.9: 1 of 2 pools to 2 of 3
     pairs = [(0.6, True), (0.6, False), (0.7, False), (0.8, True), (0.9, True), (0.9, False)]
     assert fit_isotonic(pairs) == [(0.6, 0.7, 1 / 3, 3), (0.8, 0.9, 2 / 3, 3)]
@@ -236,7 +236,7 @@ def test_a_table_is_fitted_to_groups_of_claims() -> None:
     assert fit_table([*claim(0.9, 27, 30), *claim(0.95, 0, 10)]) == [(0.0, 0.0), (0.912, 0.675)]
 
 
-def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
+def test_each_visibility_kind_with_enough_claims_has_a_table() -> None:
     claims = [
         *make_claims(0.9, 54, 60),
         *make_claims(0.9, 30, 60, "D0"),
@@ -250,14 +250,14 @@ def test_each_kind_of_visibility_has_a_table_of_its_own_or_none() -> None:
     }
 
 
-def test_jobs_that_the_rules_were_not_built_on_say_how_certain_they_are() -> None:
+def test_independent_jobs_replace_own_jobs_in_calibration_tables() -> None:
     own = make_claims(0.9, 60, 60)
     few, enough = (make_claims(0.9, n // 2, n, testbed="sharded") for n in (40, 60))
     assert fit_tables([*own, *few]) == {"hooked": [(0.0, 0.0), (0.9, 0.8)]}  # 80 of 100
     assert fit_tables([*own, *enough]) == {"hooked": [(0.0, 0.0), (0.9, 0.5)]}
 
 
-def test_calibrated_on_other_jobs_the_error_falls() -> None:
+def test_calibration_on_other_jobs_reduces_the_error() -> None:
     # Of claims said with 60, 80 and 95 % as many are right as 35, 55 and 85 %.
     parts = ((0.6, 70), (0.8, 110), (0.95, 170))
     claims = [
@@ -269,7 +269,7 @@ def test_calibrated_on_other_jobs_the_error_falls() -> None:
     assert after < 0.06
 
 
-def test_confidence_is_learnt_from_dev_only(
+def test_confidence_is_fitted_only_on_the_dev_split(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, table_file = tmp_path / "score.json", tmp_path / "confidence.json"
@@ -293,7 +293,7 @@ def test_confidence_is_learnt_from_dev_only(
     assert stored["tables"] == {"hooked": [[0.0, 0.0], [0.9, 0.5]]}
 
 
-def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
+def test_accuracy_by_size_weighs_testbeds_equally_and_never_falls() -> None:
     def claim(testbed: str, gpu_s: float, right: int, n: int) -> list[Claim]:
         return [Claim(testbed, gpu_s, at < right) for at in range(n)]
 
@@ -311,6 +311,8 @@ def test_parts_right_by_size_weigh_testbeds_alike_and_never_fall() -> None:
     assert group_by_size(falling) == [(4.8, 0.25, 6)]
 
 
-def test_sizes_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learning_sizes_without_runs_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert learn([str(tmp_path)]) == 2
     assert "give folders" in capsys.readouterr().err

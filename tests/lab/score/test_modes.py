@@ -47,7 +47,7 @@ def points(answer: Answer) -> dict[str, float]:
     return {name: round(100 * x, 1) for name, x in (answer.family_ratio or {}).items() if x}
 
 
-def test_a_report_in_common_words(report: Report) -> None:
+def test_a_report_becomes_an_answer(report: Report) -> None:
     answer = make_answer(report)
     # of 600 ms per rank and step: 150 and 50 by rank 1, 100 by nobody
     assert points(answer) == {"storage": 25.0, "cpu": 8.3, "network": 16.7}
@@ -64,7 +64,7 @@ def test_a_report_in_common_words(report: Report) -> None:
     assert (answer.culprits, answer.residual_ns, round(answer.lost_ratio or 0, 3)) == ((1,), 0, 0.5)
 
 
-def test_a_family_that_is_named_is_no_leaf() -> None:
+def test_an_answer_never_gives_a_family_as_a_leaf() -> None:
     answer = make_answer(analyze(STORED))
     assert set(answer.family_ratio or ()) == set(FAMILIES)
     assert all(
@@ -95,7 +95,7 @@ def test_the_residual_is_found_at_every_level(report: Report) -> None:
         assert compute_residual_ns(wrong) == gap
 
 
-def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
+def test_culprits_of_the_run_are_those_of_its_main_finding(report: Report) -> None:
     storage = report.findings[0]
     chief, small, tiny = (
         replace(storage.culprits[0], rank=rank, own_ns=own, others_ns=0)
@@ -111,14 +111,14 @@ def test_who_is_blamed_for_the_run_as_a_whole(report: Report) -> None:
     assert make_answer(replace(report, findings=(nobodys,))).culprits == ()
 
 
-def test_with_nothing_left_out_nothing_changes(tmp_path: Path) -> None:
+def test_rewriting_without_removal_keeps_the_report(tmp_path: Path) -> None:
     same = analyze(
         rewrite_recording(STORED, tmp_path / "same", RemovedSignals("same", "everything"))
     )
     assert replace(same, title="") == replace(analyze(STORED), title="")
 
 
-def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
+def test_each_mode_keeps_only_its_permitted_signals(run: Path, tmp_path: Path) -> None:
     truth = read_truth(run)
     held: dict[str, tuple[list[int], list[str], list[str]]] = {}
     for mode in ("M0", "M1", "M2", "M3"):
@@ -144,7 +144,7 @@ def test_each_mode_holds_what_it_may(run: Path, tmp_path: Path) -> None:
     }
 
 
-def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
+def test_user_spans_are_removed_with_all_spans(tmp_path: Path) -> None:
     script = recordings.make_training([(0.1, 0.2)] * 3)
     script.main_spans.append((layout.FIRST_USER_KIND, 1.0, 1.1))
     recordings.write_recording(script, tmp_path / "whole" / "node")
@@ -157,7 +157,7 @@ def test_spans_of_the_users_own_go_with_all_spans(tmp_path: Path) -> None:
         assert sum(len(item.columns["kind"]) for item in selected) == left
 
 
-def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Path) -> None:
+def test_two_ranks_on_a_node_are_distinguished_with_their_workers(tmp_path: Path) -> None:
     """Rank 0 is process 100 with worker 201, rank 1 process 300 with worker 301."""
     devices = [{"id": "gpu-0"}, {"id": "gpu-1"}]
     head = replace(make_header(), devices=devices, collectors=[{"name": "disk"}])
@@ -187,7 +187,7 @@ def test_two_ranks_of_one_node_are_distinguished_with_their_workers(tmp_path: Pa
     assert [record.attributes["pid"] for record in records if isinstance(record, Event)] == [300]
 
 
-def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
+def test_a_removed_signal_leaves_a_gap(run: Path, tmp_path: Path) -> None:
     less = RemovedSignals("no threads", "", sources=frozenset({"threads"}))
     folder = rewrite_recording(run / "recording", tmp_path / "less", less)
     gaps = [
@@ -196,7 +196,7 @@ def test_what_is_left_out_leaves_a_gap(run: Path, tmp_path: Path) -> None:
     assert [(gap.collector, gap.kind) for gap in gaps] == [("threads", "absent")]
 
 
-def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) -> None:
+def test_a_single_visible_rank_waits_for_an_unknown_peer(run: Path, tmp_path: Path) -> None:
     truth, wanted = read_truth(run), ExpectedVerdict("storage", ("storage-local",), "node")
     assert find_visible_rank(truth) == 1
     assert find_visible_rank(replace(truth, seed=1)) == 0
@@ -222,12 +222,12 @@ def test_one_rank_alone_knows_not_whom_it_waited_for(run: Path, tmp_path: Path) 
     assert restrict_truth(truth, wanted, "M2") == (truth, wanted)
 
 
-def test_other_ranks_of_the_same_node_go_with_their_devices(tmp_path: Path) -> None:
+def test_hidden_ranks_of_the_node_are_removed_with_their_devices(tmp_path: Path) -> None:
     alone = analyze(rewrite_recording(STORED, tmp_path / "alone", RemovedSignals("M4", "", rank=5)))
     assert [(rank.rank, rank.steps > 0) for rank in alone.ranks] == [(5, True)]
 
 
-def test_time_that_goes_sideways_is_found(report: Report) -> None:
+def test_time_moved_to_a_wrong_cause_is_reported(report: Report) -> None:
     first, second = report.ranks
     moved = dict(second.buckets)
     moved["cpu-gc"] = moved.pop("storage-local")  # a quarter of the time of one of two ranks
@@ -248,7 +248,7 @@ def test_time_that_goes_sideways_is_found(report: Report) -> None:
     assert [item.to for item in compare_reports(report, worse, "threads")] == ["cpu"]
 
 
-def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
+def test_ablation_removes_signals_individually(run: Path, tmp_path: Path) -> None:
     chosen = tuple(
         ablation for ablation in ABLATIONS if ablation.name in ("threads", "collectives")
     )
@@ -259,7 +259,7 @@ def test_signals_are_left_out_one_by_one(run: Path, tmp_path: Path) -> None:
     assert whole <= ALL_SPANS  # and STEP stays: without it there is no job to speak of
 
 
-def test_an_answer_reads_back(tmp_path: Path) -> None:
+def test_a_stored_answer_is_loaded_unchanged(tmp_path: Path) -> None:
     printed = (
         NamedCause("cpu", None, 0.5, None, (3, 1)),
         NamedCause("startup", "startup", None, 0.9, None, True),

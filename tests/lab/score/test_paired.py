@@ -21,9 +21,7 @@ def turns(monkeypatch: pytest.MonkeyPatch, *words: str):  # type: ignore[no-unty
     return Turns(["--folder=x", *words])
 
 
-def test_a_turn_is_off_on_on_off_and_each_has_its_own_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_turns_alternate_calm_and_faulty_options(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--steps=20", "--in-turns=4", "--warm-up=2", "--data=calm", "--model-mb=1"]
     fault = ["--fault", "--decode-ms=90", "--own", "1", "workers=0", "--data=slow", "--model-mb=4"]
     made = turns(monkeypatch, *words, *fault)
@@ -44,9 +42,7 @@ def test_a_turn_is_off_on_on_off_and_each_has_its_own_options(
     assert made.calm.features == made.faulty.features  # of one model only a part is sent
 
 
-def test_without_turns_the_options_are_the_same_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_turns_the_options_stay_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     made = turns(monkeypatch, "--decode-ms=90", "--steps=3")
     assert [made.is_on(step) for step in range(3)] == [True, True, True]
     assert not any(made.begins_turn(step) for step in range(3)) and made.loader_options == [
@@ -70,7 +66,7 @@ def job(folder: Path, length_ms: list[float], period: int = 1) -> Path:
     return folder
 
 
-def test_the_truth_is_the_mean_step_with_the_fault_against_that_without(tmp_path: Path) -> None:
+def test_the_truth_compares_mean_steps_with_and_without_the_fault(tmp_path: Path) -> None:
     length = [500.0] * 8 + [100.0] * 12 + [125.0] * 24 + [100.0] * 12 + [400.0] * 2
     length[20:28] = [100.0] * 8  # the loader was ahead: these count for nothing
     result = read_turns(job(tmp_path / "a", length))
@@ -86,7 +82,7 @@ def test_the_truth_is_the_mean_step_with_the_fault_against_that_without(tmp_path
     assert [(item.first_step, item.end_step) for item in whole] == [(10, 20), (29, 44), (55, 56)]
 
 
-def test_how_sure_the_truth_is_by_hand() -> None:
+def test_the_error_of_the_truth_matches_a_hand_computation() -> None:
     # Without the fault stretches of 4 steps take 98, 102, 98, 102 ms: variance 16 / 3 of 4 draws.
     steps = (98.0,) * 4 + (102.0,) * 4
     calm = [Turn(False, 0, 8, steps), Turn(False, 16, 24, steps)]
@@ -96,7 +92,7 @@ def test_how_sure_the_truth_is_by_hand() -> None:
     assert truth.points == pytest.approx(20.0) and truth.error == pytest.approx(error)
 
 
-def test_after_how_many_steps_a_fault_begins_anew() -> None:
+def test_the_period_of_a_fault_is_read_from_its_options() -> None:
     assert compute_period_steps(["--gc-every=4", "--gc-ms=120"]) == 4
     assert compute_period_steps(["--own", "1", "turn-ms=9", "--turns=2", "--turn-every=6"]) == 12
     assert compute_period_steps(["--decode-ms=200"]) == 1

@@ -73,7 +73,7 @@ def score(out: Path, tool: str, mode: str = "M0") -> dict:
     return result["figures"]
 
 
-def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
+def test_the_score_compares_clusterprof_with_another_tool(out: Path) -> None:
     mine, rival = score(out, "clusterprof"), score(out, "rival")
     assert (mine["family_top1"]["hits"], mine["family_top1"]["n"]) == (2, 2)
     assert (mine["culprit_top1"]["hits"], mine["conserved"]["hits"]) == (2, 2)
@@ -93,17 +93,19 @@ def test_ours_and_an_answer_of_another_tool_in_one_table(out: Path) -> None:
     assert "Scored versions: rival 3." in page
 
 
-def test_one_rank_alone_is_judged_by_what_it_can_know(out: Path) -> None:
+def test_a_single_visible_rank_is_judged_by_visible_facts(out: Path) -> None:
     alone = score(out, "clusterprof", "M4")
     assert (alone["family_top1"]["hits"], alone["family_top1"]["n"]) == (2, 2)
 
 
-def test_nothing_to_score_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_runs_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--runs", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "no run under" in capsys.readouterr().err
 
 
-def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_made_states_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     [first, *_] = plan_runs([FAULT], "dev", "ci", ["synth"])
     monkeypatch.setitem(work.MAKERS, "synth", ("clusterprof_lab.nowhere", "make"))
     done = score_run(first, Settings(scenarios=CORPUS))
@@ -113,7 +115,7 @@ def test_what_cannot_be_made_is_not_run_and_says_why(monkeypatch: pytest.MonkeyP
     assert score_run(first, Settings(scenarios=CORPUS)).not_run == "synth cannot make it"
 
 
-def test_a_run_we_are_wrong_about_can_be_looked_at(runs: Path, tmp_path: Path) -> None:
+def test_a_wrongly_judged_run_keeps_its_folder(runs: Path, tmp_path: Path) -> None:
     truth = read_truth(runs / "one")
     blamed = replace(truth, injected=(replace(truth.injected[0], culprits=(0,)),))
     folder = tmp_path / "wrong"
@@ -124,7 +126,7 @@ def test_a_run_we_are_wrong_about_can_be_looked_at(runs: Path, tmp_path: Path) -
     assert [(row.judged.culprit_right, row.folder) for row in done.rows] == [(False, str(folder))]
 
 
-def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
+def test_a_failed_analysis_counts_as_an_empty_answer(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(recording: Path, truth: Truth) -> Answer:
@@ -143,7 +145,7 @@ def test_an_analysis_that_fails_is_an_answer_that_says_nothing(
     assert rows["slowest total compute"].judged.family_right is None
 
 
-def test_rules_of_others_are_found_from_anywhere(
+def test_baseline_rules_are_found_from_any_working_directory(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,7 +155,7 @@ def test_rules_of_others_are_found_from_anywhere(
     assert all(row.easy is False for row in done.rows)  # who is slow computes no longer
 
 
-def test_answers_are_of_one_testbed(
+def test_stored_answers_apply_only_to_their_testbed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [first, *_] = plan_runs([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["real"])
@@ -168,14 +170,14 @@ def test_answers_are_of_one_testbed(
     assert [row.tool for row in synthetic.rows] == ["clusterprof"]
 
 
-def test_a_disturbed_run_stands_apart(runs: Path, tmp_path: Path) -> None:
+def test_a_disturbed_run_is_scored_separately(runs: Path, tmp_path: Path) -> None:
     write_truth(replace(read_truth(runs / "one"), disturbed_ratio=0.08), tmp_path)
     (tmp_path / "recording").symlink_to(runs / "one" / "recording")
     done = score_run(ScoredRun("", None, tmp_path), Settings(rules=False, scenarios=CORPUS))
     assert [row.testbed for row in done.rows] == ["synth, disturbed"]
 
 
-def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
+def test_progress_names_errors_of_the_dev_split_only(runs: Path) -> None:
     done = score_run(ScoredRun("", None, runs / "one"), Settings(rules=False, scenarios=CORPUS))
     bad = replace(done.rows[0], judged=replace(done.rows[0].judged, culprit_right=False))
     hidden = replace(bad, split="test")
@@ -192,7 +194,7 @@ def test_progress_says_what_is_wrong_of_dev_alone(runs: Path) -> None:
     assert lines[-1].startswith("4 of 4 runs, 1 not run; ") and lines[-1].endswith("0:00 min left")
 
 
-def test_slices() -> None:
+def test_slices_select_the_planned_runs() -> None:
     null = Scenario(
         "null-clean", "null", "", "", ExpectedVerdict("", (), "nobody"), FAULT.lost, {}, {}
     )
@@ -218,7 +220,7 @@ def test_slices() -> None:
     assert len({record.name for record in full}) == len(full)
 
 
-def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path) -> None:
+def test_recorded_real_jobs_are_not_run_again(runs: Path, tmp_path: Path) -> None:
     both = plan_runs([replace(FAULT, real={"fault": "disk-cap"})], "dev", "ci", ["synth", "real"])
     for name in ("storage-io-cap.medium.dev0", "storage-io-cap.medium.dev1"):
         (tmp_path / name).symlink_to(runs / "one")
@@ -233,7 +235,7 @@ def test_real_jobs_that_lie_there_are_not_made_again(runs: Path, tmp_path: Path)
     assert (done.rows, done.not_run) == ((), NOT_RECORDED)
 
 
-def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
+def test_the_accuracy_page_and_its_figure_are_generated(out: Path, tmp_path: Path) -> None:
     path = store_score(out / "score.json", tmp_path)
     assert path.name == "dev-runs.json"
     assert load_results(tmp_path)[0]["claims"] == []
@@ -253,7 +255,7 @@ def test_the_page_and_its_picture(out: Path, tmp_path: Path) -> None:
         make_pages(tmp_path)
 
 
-def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
+def test_injected_attribution_errors_worsen_the_score(tmp_path: Path) -> None:
     item = [write_two_ranks(tmp_path, "three", ranks=3)]
     sound = attribution_mutations.compute_figures(item, CORPUS, "", gaps=False)
     assert sound["family_top1"].hits == 1
@@ -265,7 +267,7 @@ def test_faults_in_the_attribution_are_noticed(tmp_path: Path) -> None:
     assert again == sound  # nothing stays behind
 
 
-def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
+def test_filling_gaps_with_zero_worsens_the_score(tmp_path: Path) -> None:
     from tests.support.score_runs import recordings
 
     recordings.write_recording(
@@ -280,7 +282,7 @@ def test_a_gap_that_is_filled_with_zero_is_noticed(tmp_path: Path) -> None:
     assert filled is not None and filled > true + 0.1
 
 
-def test_worse_means_beyond_both_intervals() -> None:
+def test_a_score_is_worse_only_beyond_both_intervals() -> None:
     def figures(hits: int, inverted: int, n: int = 20) -> dict:
         none = dict.fromkeys(attribution_mutations.WATCHED, compute_wilson(0, 0))
         return {
@@ -301,7 +303,7 @@ def test_worse_means_beyond_both_intervals() -> None:
     assert len(FAULTS) == 3
 
 
-def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
+def test_results_of_the_test_split_stay_hidden(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     truth = replace(read_truth(runs / "one"), split="test", injected=())
     write_truth(replace(truth, lost=()), tmp_path / "runs" / "one")
@@ -315,7 +317,7 @@ def test_the_split_test_is_not_looked_at(runs: Path, tmp_path: Path) -> None:
     assert sizes.main([str(tmp_path / "runs")]) == 2  # nor is confidence learnt from it
 
 
-def test_the_examples_of_the_manual_are_read(tmp_path: Path) -> None:
+def test_documented_example_answers_are_read(tmp_path: Path) -> None:
     manual = Path(__file__).resolve().parents[3] / "lab" / "README.md"
     blocks = re.findall(r"```json\n(.*?)```", manual.read_text(encoding="utf-8"), re.DOTALL)
     texts = {json.loads(block)["format"]: block for block in blocks}

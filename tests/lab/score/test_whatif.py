@@ -49,7 +49,7 @@ def prediction(result: Impact, pair: Pair = DISK) -> tuple[tuple[str, ...], floa
     return named, points
 
 
-def test_a_prediction_is_of_the_findings_that_name_the_fault() -> None:
+def test_a_prediction_uses_the_findings_that_name_the_fault() -> None:
     assert prediction(job_impact(("storage-local", 20 * S), ("cpu-gc", 9 * S))) == (
         ("storage-local",),
         20.0,
@@ -72,7 +72,7 @@ def test_a_prediction_is_of_the_findings_that_name_the_fault() -> None:
     assert prediction(job_impact(("net-transfer", 3 * S)), net)[1] == 3.0
 
 
-def test_a_real_run_has_one_pair_and_some_have_none() -> None:
+def test_a_real_run_gives_at_most_a_single_pair() -> None:
     wanted = ExpectedVerdict("storage", ("storage-local",), "rank", also=(("cpu", "cpu-gc"),))
     scenario = Scenario("disk", "storage", "", "", wanted, {}, None, {})
     [pair] = make_pairs(TRUTH, scenario)
@@ -87,7 +87,7 @@ def test_a_real_run_has_one_pair_and_some_have_none() -> None:
             list(make_pairs(*broken))
 
 
-def test_the_page_counts_what_is_within_three_points(tmp_path: Path) -> None:
+def test_the_page_counts_predictions_within_three_points(tmp_path: Path) -> None:
     held = [
         ComparedFault(
             "a", "disk", "synth", "mild", REMOVED, 10.0, 13.0, None, None, ("storage",), 10.0
@@ -103,7 +103,7 @@ def test_the_page_counts_what_is_within_three_points(tmp_path: Path) -> None:
     assert make_pages(tmp_path / "none") == {}
 
 
-def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -> None:
+def test_an_uncertain_truth_is_not_counted(tmp_path: Path) -> None:
     sure = ComparedFault(
         "a", "disk", IN_TURNS, "mild", REMOVED, 10.0, 12.0, None, None, (), None, 2.9
     )
@@ -118,7 +118,7 @@ def test_where_the_truth_itself_is_not_sure_nothing_is_counted(tmp_path: Path) -
     assert "| disk | 2 | 1 | 10.0 ± 2.9, 10.0 ± 3.1 | 12.0, 40.0 | +30.0 |" in page
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"format": FORMAT, "schema": 0}), encoding="utf-8")
     with pytest.raises(ValueError, match="not predictions of schema"):
         store_results(tmp_path / "x.json", tmp_path / "kept")

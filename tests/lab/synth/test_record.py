@@ -35,7 +35,7 @@ NFS = Node("n0", mounts=(("/data", "server:/x", "nfs4"),))
 FUSE = Node("n0", mounts=(("/fuse", "store", "fuse.store"),))
 
 
-def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
+def test_the_analysis_splits_a_data_wait_into_disk_and_cpu(tmp_path):
     rank, end = make_training("block-io", resource="vdb")
     write_story(make_single_rank_job(rank, end), tmp_path, np.random.default_rng(1))
     caused_ns = sum_lost_by_cause(analyze(tmp_path))
@@ -60,7 +60,7 @@ def test_the_analysis_says_which_part_of_the_wait_was_the_disk(tmp_path):
         ("memory", "", None, "cpu-memory"),
     ],
 )
-def test_what_the_detectors_know_is_seen(tmp_path, doing, what, node, family):
+def test_synthetic_waits_are_attributed_to_their_cause_family(tmp_path, doing, what, node, family):
     size = 1 << 20 if what in ("", "READ") and doing in ("block-io", "nfs", "fuse") else 0
     rank, end = make_training(doing, what, size=size)
     write_story(make_single_rank_job(rank, end, node), tmp_path, np.random.default_rng(1))
@@ -70,7 +70,7 @@ def test_what_the_detectors_know_is_seen(tmp_path, doing, what, node, family):
     assert held_up == pytest.approx(own, rel=0.02)
 
 
-def test_a_thread_s_counters_at_each_tick(tmp_path):
+def test_thread_counters_follow_the_story_at_each_tick(tmp_path):
     # 0 sleeps 50 reads 250 decodes 400 kernel 450 ready 550 decodes 650 (gone to sleep) 1000
     acts = [
         Act(0, 50 * MS, "idle"),
@@ -168,7 +168,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("doing", "what"), CASES, ids=lambda word: word or "any")
-def test_what_a_real_kernel_would_show_of_each_act(tmp_path, doing, what):
+def test_each_act_shows_the_thread_state_of_a_real_kernel(tmp_path, doing, what):
     act = Act(1050 * MS, 1150 * MS, doing, "/data" if doing == "nfs" else "", 1000, 5, 0, what)
     rank = Rank(0, "n0", Thread(7, 7, 1, "python", [Act(0, 1050 * MS, "user"), act]), [], "", [])
     records = record_story(make_single_rank_job(rank, 3 * SECOND, NFS), tmp_path)
@@ -206,7 +206,7 @@ def test_what_a_real_kernel_would_show_of_each_act(tmp_path, doing, what):
     assert (chr(table["state"][11]), table["wchan"][11]) == (state, wchan)
 
 
-def test_a_device_is_busy_for_a_collective_that_computes_nothing(tmp_path):
+def test_a_collective_without_computation_keeps_the_device_busy(tmp_path):
     work = [
         Work(0, SECOND, "compute", 0.9, 0.5, 0x40),
         Work(SECOND, 2 * SECOND, "collective"),
@@ -235,7 +235,7 @@ def test_a_device_is_busy_for_a_collective_that_computes_nothing(tmp_path):
         assert of("gpu.pcie_receive_bytes_per_second")[at].round().tolist() == copied
 
 
-def test_columns_are_those_of_the_real_collectors(tmp_path, host):
+def test_synthetic_columns_match_those_of_the_real_collectors(tmp_path, host):
     # A fixture machine with the same quirks less: names and units have to agree, not devices.
     context = Context(host("h100-node"), None, lambda: [4711])
     rank, _ = make_training("nfs", "READ")

@@ -30,7 +30,7 @@ from tests.support.stories import (
 )
 
 
-def test_clocks_of_nodes_are_off_and_drift(tmp_path):
+def test_node_clocks_have_offset_and_drift(tmp_path):
     story = Story(
         [make_training(rank=n, node=f"n{n}")[0] for n in range(3)],
         {f"n{n}": Node(f"n{n}") for n in range(3)},
@@ -60,7 +60,7 @@ def test_clocks_of_nodes_are_off_and_drift(tmp_path):
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_a_job_of_two_nodes_is_one_whatever_their_clocks_say(tmp_path, off):
+def test_two_nodes_are_joined_despite_clock_offsets(tmp_path, off):
     story = make_data_parallel_job(4, 2, late=3)
     random = np.random.default_rng(3)
     seen = (
@@ -112,7 +112,7 @@ def test_lost_samples_and_spans_are_counted(tmp_path):
         following = frame.first_sequence + len(frame.columns["kind"])
 
 
-def test_what_could_not_be_read_says_why(tmp_path):
+def test_unreadable_signals_state_a_reason(tmp_path):
     why = Unavailable("absent", "the kernel does not count it for this cgroup", "")
     seen = RecordingQuality(
         missing=("threads", "disk", "cgroup.throttled_ns_total", "spans"),
@@ -136,7 +136,7 @@ def test_what_could_not_be_read_says_why(tmp_path):
     sum_lost_by_cause(analyze(tmp_path))
 
 
-def test_two_jobs_of_a_node_are_two_recordings_of_the_same_counters(tmp_path):
+def test_two_jobs_on_a_node_record_the_same_counters(tmp_path):
     (item, end), (two, _) = make_training(rank=0), make_training(rank=1)
     two.rank, two.device = 0, "emulated-1"
     jobs = [
@@ -160,7 +160,7 @@ def _job_of(folder) -> str:
     return next(r for r in NodeReader(folder) if isinstance(r, Header)).launcher["job"]
 
 
-def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path):
+def test_an_unrecorded_rank_appears_only_in_node_counters(tmp_path):
     ranks = [make_training(rank=n)[0] for n in range(2)] + [make_training(rank=2, node="n1")[0]]
     story = Story(ranks, {"n0": Node("n0"), "n1": Node("n1")}, 0, 5 * SECOND)
     records = record_story(story, tmp_path, RecordingQuality(missing_ranks=(1, 2)))
@@ -174,7 +174,7 @@ def test_a_rank_that_is_not_recorded_leaves_its_trace_in_the_node_only(tmp_path)
     assert join_readings(records, "cpu.blocked_count").max() == 2
 
 
-def test_a_recording_that_starts_mid_run(tmp_path):
+def test_a_recording_can_start_in_the_middle_of_a_run(tmp_path):
     rank, end = make_training()
     records = record_story(make_single_rank_job(rank, end, start_ns=3 * SECOND), tmp_path)
     frames = list_spans(records, 1000)
@@ -185,7 +185,7 @@ def test_a_recording_that_starts_mid_run(tmp_path):
     sum_lost_by_cause(analyze(tmp_path))
 
 
-def test_what_a_hang_and_an_exit_leave(tmp_path):
+def test_hang_and_exit_leave_open_spans_and_exit_events(tmp_path):
     rank, _ = make_training()
     hangs = Mark(8 * SECOND, 60 * SECOND, layout.COLLECTIVE, 77, 12, 4096, layout.ALL_REDUCE)
     rank.main.marks.append(hangs)
@@ -230,7 +230,7 @@ def test_what_a_hang_and_an_exit_leave(tmp_path):
     assert max(list_rows(records, "threads", pid=1010)["t_ns"]) < UPTIME_NS + 4 * SECOND
 
 
-def test_others_on_the_node_are_recognized_by_rates(tmp_path):
+def test_other_load_on_the_node_follows_its_configured_rates(tmp_path):
     node = Node(
         "n0",
         extra={

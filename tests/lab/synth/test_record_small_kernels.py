@@ -36,7 +36,7 @@ def test_small_kernels_are_distinguished_from_full_ones(tmp_path, sm_ratio, advi
     assert not any("fill" in finding.cause.id for finding in report.findings)
 
 
-def test_idle_time_between_small_kernels_is_a_cause_and_what_they_leave_empty_is_not(tmp_path):
+def test_only_idle_time_between_small_kernels_is_lost_time(tmp_path):
     tiny = next(scenario for scenario in load_corpus() if scenario.id == "launch-tiny-kernels")
     make_trial(Trial(tiny, "medium", 2, "dev"), tmp_path / "run", 2)
     report = analyze(tmp_path / "run" / "recording")

@@ -66,7 +66,7 @@ def _ones() -> np.ndarray:
 
 
 @pytest.mark.parametrize("collectives", ["host", "device"])
-def test_a_slow_read_of_200_ms_costs_both_ranks_what_was_not_hidden(collectives: str) -> None:
+def test_a_slow_read_costs_both_ranks_its_exposed_part(collectives: str) -> None:
     """Batch 1 is asked for as step 0 begins, which takes 90 + 1.8 of optimizer + 5 ms."""
     plan = replace(PLAIN, collectives=collectives, depth=1)
     faults = _once("loader", "storage-local", 200 * MS, acts=READ)
@@ -86,12 +86,12 @@ def test_a_slow_read_of_200_ms_costs_both_ranks_what_was_not_hidden(collectives:
     assert abs(rows[("storage-local", 1, 0)] - late) < MS
 
 
-def test_a_read_that_prefetching_hides_costs_nothing() -> None:
+def test_a_prefetched_slow_read_costs_nothing() -> None:
     faults = _once("loader", "storage-local", 60 * MS, acts=READ)
     assert {cause for cause, _, _ in _rows(run_job(PLAIN, faults), faults)} == {"net-transfer"}
 
 
-def test_exact_rows_of_a_pause_of_50_ms() -> None:
+def test_a_pause_of_50_ms_gives_exact_truth_rows() -> None:
     """The pause begins as the device runs the optimizer for 1.8 ms, 0.05 ms after the host came.
 
     Rank 0 waits as long; what rank 1 had more of is 50 ms of pause and 0.05 ms of the loop.
@@ -108,7 +108,7 @@ def test_exact_rows_of_a_pause_of_50_ms() -> None:
     assert [m.end_ns - m.start_ns for m in pauses] == [50 * MS]
 
 
-def test_more_work_is_lost_by_those_who_wait_and_slow_work_by_its_own_device_too() -> None:
+def test_extra_work_costs_waiting_ranks_and_slow_work_all_ranks() -> None:
     more = _once("compute", "sync-imbalance", 30 * MS)
     assert _rows(run_job(PLAIN, more), more) == {
         ("net-transfer", None, 0): 20 * MS,
@@ -127,9 +127,7 @@ def test_more_work_is_lost_by_those_who_wait_and_slow_work_by_its_own_device_too
 @pytest.mark.parametrize(
     ("cause", "size_mb"), [("net-transfer", [5, 35, 5, 5]), ("net-congestion", [5, 5, 5, 5])]
 )
-def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
-    cause: str, size_mb: list[int]
-) -> None:
+def test_only_a_large_model_increases_the_transferred_bytes(cause: str, size_mb: list[int]) -> None:
     # 5 ms of 1 GB/s in each step, and 30 ms more in the second: of data, or of a queue.
     jobs = run_job(PLAIN, _once("transfer", cause, 30 * MS))
     marks = [m for m in jobs[0].players[1].rank.main.marks if m.kind == layout.COLLECTIVE]
@@ -139,7 +137,7 @@ def test_a_large_model_moves_more_bytes_and_a_bad_link_the_same(
         assert sum(figure.value for figure in busy) == pytest.approx(50 * MS)
 
 
-def test_a_wait_is_split_among_what_the_last_to_come_had_more_of() -> None:
+def test_a_wait_is_split_by_excess_of_the_last_rank() -> None:
     late = {("work", None): 100, ("storage-local", 3): 40, ("cpu-gc", 2): 10}
     waiting = {("work", None): 90, ("storage-local", 1): 10, ("cpu-gc", 2): 10}
     assert explain_wait(late, waiting, 40, 3, False) == {
@@ -161,7 +159,7 @@ WITNESSED = ("cpu-gc", "storage-nfs-latency", "h2d-item-sync", "phase-checkpoint
 
 
 @pytest.mark.parametrize("name", WITNESSED)
-def test_the_truth_is_what_the_fault_made_the_steps_longer(name: str) -> None:
+def test_the_truth_equals_the_step_time_added_by_the_fault(name: str) -> None:
     """No label is looked at: the same job without the fault is the witness."""
     trial = Trial(CORPUS[name], "medium", 1, "dev")
     _, truth = simulate_trial(trial)
@@ -185,7 +183,7 @@ def _truth(trial: Trial, jobs: list[Job], faults: Faults) -> truth_file.Truth:
 
 
 @pytest.mark.parametrize("name", sorted(CORPUS))
-def test_stories_hold_together(name: str) -> None:
+def test_simulated_stories_are_consistent(name: str) -> None:
     faults = len(draw_plan(Trial(CORPUS[name], "mild", 2, "dev"))[1].all)
     sizes = [2e8 * (CORPUS[name].group != "null")] * faults
     story, truth = simulate_trial(Trial(CORPUS[name], "mild", 2, "dev"), 8, sizes)
@@ -248,13 +246,13 @@ def _check_marks(main: Thread, story: Story) -> None:
             assert measured[:2] == mark[:2]
 
 
-def test_a_trial_is_the_same_every_time_and_its_splits_differ() -> None:
+def test_a_trial_is_deterministic_and_its_splits_differ() -> None:
     trial = Trial(CORPUS["cpu-gc"], "mild", 0, "dev")
     assert simulate_trial(trial) == simulate_trial(trial)
     assert draw_plan(trial)[0] != draw_plan(replace(trial, split="test"))[0]
 
 
-def test_a_job_of_many_ranks() -> None:
+def test_a_job_of_many_ranks_is_simulated() -> None:
     story, truth = simulate_trial(Trial(CORPUS["storage-io-cap"], "severe", 0, "dev"), 64, [9e8])
     assert (len(story.ranks), len(story.nodes)) == (64, 8)
     assert {place.rank for place in truth.places} == set(range(64))
@@ -262,7 +260,7 @@ def test_a_job_of_many_ranks() -> None:
     assert set(truth.injected[0].culprits) & blamed
 
 
-def test_unknown_words_are_refused() -> None:
+def test_unknown_scenario_keys_are_refused() -> None:
     scenario = replace(CORPUS["cpu-gc"], synth={"fault": "main", "wher": "forward"})
     with pytest.raises(PlanError, match="cpu-gc: synth: wher"):
         draw_plan(Trial(scenario, "mild", 0, "dev"))

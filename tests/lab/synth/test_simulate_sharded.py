@@ -13,7 +13,7 @@ from clusterprof_lab.synth.simulate_sharded import METRICS_RATIO
 SCENARIOS = {scenario.id: scenario for scenario in load_corpus()}
 
 
-def test_a_healthy_job() -> None:
+def test_a_healthy_sharded_job_has_epochs_validation_and_logs() -> None:
     story, truth = simulate_trial(
         Trial(SCENARIOS["null-clean"], "medium", 1, "dev"), ranks=4, shape="sharded"
     )
@@ -51,7 +51,7 @@ def test_a_healthy_job() -> None:
         assert sum(own) >= metrics_ns  # rank 0 writes the log as well
 
 
-def test_a_fault_costs_what_the_scenario_aims_at() -> None:
+def test_a_fault_costs_the_share_aimed_at_by_its_scenario() -> None:
     for name in ("cpu-heavy-transform", "net-rate-cap", "h2d-item-sync"):
         scenario = SCENARIOS[name]
         _, truth = simulate_trial(Trial(scenario, "medium", 1, "dev"), ranks=4, shape="sharded")
@@ -61,7 +61,7 @@ def test_a_fault_costs_what_the_scenario_aims_at() -> None:
         assert 0.9 * low <= cost_ns / truth.in_step_ns <= 1.1 * high
 
 
-def test_every_scenario_that_leaves_the_layout_open_has_the_second_shape() -> None:
+def test_scenarios_without_a_fixed_layout_have_a_sharded_shape() -> None:
     works = plan_runs(tuple(SCENARIOS.values()), "dev", "ci", ["sharded"])
     names = {work.trial.scenario.id for work in works if work.trial is not None}
     left_out = {name for name in SCENARIOS if name not in names}

@@ -62,7 +62,7 @@ def start_of(values: dict[str, float]) -> float:
     return sum_of(values, "clusterprof_live_start_timestamp_seconds")
 
 
-def test_a_process_that_is_started_again_continues_its_counters(
+def test_a_restarted_process_continues_its_counters(
     growing: GrowingRecording, tmp_path: Path
 ) -> None:
     growing.write_until(12)
@@ -85,7 +85,7 @@ def test_a_process_that_is_started_again_continues_its_counters(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":1}', b'{"format":99}', b"\xff"])
-def test_a_damaged_state_begins_at_zero_with_a_new_start(
+def test_a_damaged_state_file_resets_counters_and_their_start_time(
     growing: GrowingRecording, tmp_path: Path, content: bytes
 ) -> None:
     growing.write_until(12)
@@ -98,7 +98,7 @@ def test_a_damaged_state_begins_at_zero_with_a_new_start(
     assert sum_of(after, "clusterprof_live_skipped_seconds_total") == 0
 
 
-def test_counters_that_cannot_be_saved_are_published_all_the_same(
+def test_counters_are_published_even_if_saving_fails(
     growing: GrowingRecording, tmp_path: Path
 ) -> None:
     growing.write_until(12)
@@ -108,7 +108,9 @@ def test_counters_that_cannot_be_saved_are_published_all_the_same(
     assert any("cannot be saved" in note for note in process.notes)
 
 
-def test_the_state_names_no_path_and_no_secret(growing: GrowingRecording, tmp_path: Path) -> None:
+def test_the_state_file_contains_no_paths_or_secrets(
+    growing: GrowingRecording, tmp_path: Path
+) -> None:
     growing.write_until(12)
     Process(tmp_path).export()
     values = json.loads((tmp_path / "node-a" / METRICS_STATE_NAME).read_text())
@@ -116,7 +118,7 @@ def test_the_state_names_no_path_and_no_secret(growing: GrowingRecording, tmp_pa
     assert str(tmp_path) not in json.dumps(values)
 
 
-def test_a_target_that_cannot_be_opened_is_reported_once_and_tried_again(
+def test_an_unavailable_target_is_reported_once_and_retried(
     growing: GrowingRecording, tmp_path: Path
 ) -> None:
     growing.write_until(12)
@@ -134,7 +136,7 @@ def test_a_target_that_cannot_be_opened_is_reported_once_and_tried_again(
     assert taken.exists()
 
 
-def test_parts_that_cost_more_are_settled_less_often(
+def test_costly_parts_are_settled_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent_ns = 0

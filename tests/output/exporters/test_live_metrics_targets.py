@@ -56,7 +56,7 @@ def target() -> Iterator[ScrapeTarget]:
     opened.close()
 
 
-def test_a_scrape_gets_the_latest_values_in_the_format_it_asks_for(target: ScrapeTarget) -> None:
+def test_a_scrape_gets_the_latest_values_in_the_requested_format(target: ScrapeTarget) -> None:
     target.publish(families(1.5), START_NS)
     target.publish(families(2.5), START_NS)
     status, kind, text = scrape(target.port)
@@ -68,13 +68,13 @@ def test_a_scrape_gets_the_latest_values_in_the_format_it_asks_for(target: Scrap
     assert scrape(target.port, "/")[0] == 404
 
 
-def test_a_client_that_says_nothing_blocks_nobody(target: ScrapeTarget) -> None:
+def test_a_silent_client_does_not_block_scrapes(target: ScrapeTarget) -> None:
     target.publish(families(1.5), START_NS)
     with socket.create_connection(("127.0.0.1", target.port)):
         assert scrape(target.port)[0] == 200
 
 
-def test_a_token_is_required_where_one_is_set() -> None:
+def test_a_configured_token_is_required() -> None:
     port = free_port()
     opened = open_target(f"0.0.0.0:{port}", {TOKEN_VARIABLE: "secret"}, ATTRIBUTES, print)
     try:
@@ -95,7 +95,7 @@ def test_a_port_in_use_is_an_error_and_a_range_takes_the_next(target: ScrapeTarg
     second.close()
 
 
-def test_nothing_listens_after_the_end(target: ScrapeTarget) -> None:
+def test_closing_the_target_closes_its_port(target: ScrapeTarget) -> None:
     other = open_target(str(free_port()), {}, ATTRIBUTES, print)
     assert isinstance(other, ScrapeTarget)
     other.close()
@@ -103,7 +103,7 @@ def test_nothing_listens_after_the_end(target: ScrapeTarget) -> None:
         socket.create_connection(("127.0.0.1", other.port), 1)
 
 
-def test_a_textfile_is_replaced_readable_for_others_and_removed(tmp_path: Path) -> None:
+def test_a_textfile_is_replaced_readable_and_finally_removed(tmp_path: Path) -> None:
     path = tmp_path / "clusterprof.prom"
     opened = open_target(str(path), {}, ATTRIBUTES, print)
     opened.publish(families(1.5), START_NS)
@@ -199,7 +199,7 @@ def test_otlp_gets_cumulative_sums_with_their_start(receiver: Receiver) -> None:
     assert int(point["timeUnixNano"]) == pytest.approx(time.time_ns(), abs=60e9)
 
 
-def test_what_cannot_be_sent_is_kept_in_order_and_bounded(
+def test_unsent_points_are_queued_in_order_and_bounded(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "MAX_QUEUED", 3)
@@ -217,7 +217,7 @@ def test_what_cannot_be_sent_is_kept_in_order_and_bounded(
     opened.close()
 
 
-def test_what_is_refused_for_good_is_dropped_and_counted(receiver: Receiver) -> None:
+def test_permanently_refused_points_are_dropped_and_counted(receiver: Receiver) -> None:
     notes: list[str] = []
     receiver.status = 400
     opened = open_otlp(receiver.url, notes)
@@ -231,13 +231,13 @@ def test_what_is_refused_for_good_is_dropped_and_counted(receiver: Receiver) -> 
     opened.close()
 
 
-def test_a_receiver_that_is_away_does_not_hold_up_the_end() -> None:
+def test_an_unreachable_receiver_does_not_delay_closing() -> None:
     opened = open_otlp(f"http://127.0.0.1:{free_port()}", [])
     opened.publish(families(1.0), START_NS)
     opened.close(patience_s=0.1)
 
 
 @pytest.mark.parametrize("text", ["otlp:ftp://x", "otlp:http://u:p@x", "otlp:http://x:99999"])
-def test_what_is_no_receiver_is_refused(text: str) -> None:
+def test_an_invalid_receiver_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--metrics otlp:"):
         open_target(text, {}, ATTRIBUTES, print)

@@ -62,7 +62,7 @@ def peak(run_: Run, what: str) -> int:
 
 
 @pytest.mark.parametrize("what", ["trace", "tables"])
-def test_memory_is_that_of_a_short_recording(
+def test_memory_does_not_grow_with_the_recording(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 5_000)  # what the short one fills several times

@@ -60,7 +60,7 @@ def send(endpoint: str, **environ: str) -> Any:
     return Otlp(endpoint, 5, environ).export(result, Output(None, io.BytesIO()))
 
 
-def test_the_ledger_arrives_as_sums_and_gauges(receiver: Receiver) -> None:
+def test_otlp_receives_the_ledger_as_sums_and_gauges(receiver: Receiver) -> None:
     assert send(receiver.endpoint, **{HEADERS_VARIABLE: "Authorization=Bearer%20x, a=b"}) == ()
     ((path, headers, document),) = receiver.got
     assert path == "/v1/metrics"
@@ -91,13 +91,13 @@ def test_the_ledger_arrives_as_sums_and_gauges(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/metrics", "/otlp", "/otlp/"])
-def test_the_path_is_completed(receiver: Receiver, path: str) -> None:
+def test_the_endpoint_path_is_completed(receiver: Receiver, path: str) -> None:
     send(receiver.endpoint + path)
     want = "/otlp/v1/metrics" if "otlp" in path else "/v1/metrics"
     assert [got[0] for got in receiver.got] == [want]
 
 
-def test_an_error_is_one_line_and_is_not_tried_again(receiver: Receiver) -> None:
+def test_a_receiver_error_is_a_single_line_without_retry(receiver: Receiver) -> None:
     receiver.answer = (503, b"over\x1b[2Jloaded\nsecond line")
     with pytest.raises(ClusterprofError, match="answered 503") as error:
         send(receiver.endpoint)
@@ -106,12 +106,12 @@ def test_an_error_is_one_line_and_is_not_tried_again(receiver: Receiver) -> None
     assert "\n" not in error.value.message
 
 
-def test_points_that_were_refused_are_reported(receiver: Receiver) -> None:
+def test_rejected_points_are_reported(receiver: Receiver) -> None:
     receiver.answer = (200, b'{"partialSuccess":{"rejectedDataPoints":"3","errorMessage":"old"}}')
     assert send(receiver.endpoint) == ("the receiver refused 3 points: old",)
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_a_refused_connection_is_a_single_line_error() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -119,7 +119,7 @@ def test_nobody_there_is_one_line() -> None:
         send(f"http://127.0.0.1:{port}")
 
 
-def test_a_receiver_that_says_nothing_is_left() -> None:
+def test_a_silent_receiver_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -132,12 +132,12 @@ def test_a_receiver_that_says_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     "endpoint", ["localhost:4318", "ftp://x", "http://", "http://x:99999", "http://u:p@x"]
 )
-def test_what_is_no_address_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(UsageError, match="endpoint"):
         Otlp(endpoint, 5, {})
 
 
-def test_headers_come_as_opentelemetry_writes_them() -> None:
+def test_headers_are_parsed_in_opentelemetry_syntax() -> None:
     assert parse_headers("a=1,b = x%3Dy ,c") == {"a": "1", "b": "x=y"}
     with pytest.raises(UsageError, match="line break"):
         parse_headers("a=x%0d%0aHost: evil")

@@ -27,7 +27,7 @@ def export(exporter: Speedscope | Collapsed, report: Report) -> str:
     return stdout.getvalue().decode("utf-8")
 
 
-def test_the_collapsed_stacks() -> None:
+def test_collapsed_stacks_match_the_expected_text() -> None:
     main, loader = "main (train.py:90)", "__next__ (torch/utils/data/loader.py:733)"
     resize = "Images.augment (train.py:42);Image.resize (PIL/Image.py:2450)"
     assert export(Collapsed(), make_report_with_code()) == (
@@ -58,7 +58,7 @@ SPEEDSCOPE = """{"$schema":"https://www.speedscope.app/file-format-schema.json",
 "endValue":7000000000,"samples":[[8,0,1,2,3],[9,0,1,2,3]],"weights":[5000000000,2000000000]}]}"""
 
 
-def test_the_speedscope_file() -> None:
+def test_the_speedscope_file_matches_the_expected_text() -> None:
     text = SPEEDSCOPE.replace("\n", "").replace("VERSION", __version__)
     assert export(Speedscope(), make_report_with_code()) == text + "\n"
 
@@ -77,7 +77,7 @@ def check_speedscope(document: Any) -> None:
         assert {at for stack in profile["samples"] for at in stack} <= set(range(len(frames)))
 
 
-def test_a_single_rank_has_one_profile_and_no_frame_for_the_rank() -> None:
+def test_a_single_rank_gives_a_profile_without_a_rank_frame() -> None:
     report = make_report_with_code()
     profile = CodeProfile((Place("", 0, "f"),), (False,), (StackTime("a", 0, (0,), S, 1),), 1)
     alone = dataclasses.replace(add_code_profile(report, (), profile), ranks=report.ranks[:1])
@@ -89,7 +89,7 @@ def test_a_single_rank_has_one_profile_and_no_frame_for_the_rank() -> None:
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "a;b", "a\nb;c 7"], ids=ascii)
-def test_no_name_makes_a_frame_or_a_line(name: str) -> None:
+def test_hostile_names_add_no_frames_or_lines(name: str) -> None:
     place = Place(name, 3, name)
     profile = CodeProfile((place,), (False,), (StackTime("a;" + name, 1, (0, 0), 7, 1),), 1)
     report = add_code_profile(make_storage_report(), (), profile)
@@ -101,7 +101,7 @@ def test_no_name_makes_a_frame_or_a_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("exporter", [Speedscope(), Collapsed()], ids=lambda e: e.name)
-def test_without_stacks_nothing_is_written(exporter: Any, tmp_path: Path) -> None:
+def test_without_stacks_the_export_fails_with_a_reason(exporter: Any, tmp_path: Path) -> None:
     profile = CodeProfile(why_missing="--stacks off was given")
     file = tmp_path / "out"
     for report, why in (
@@ -113,7 +113,7 @@ def test_without_stacks_nothing_is_written(exporter: Any, tmp_path: Path) -> Non
     assert not file.exists()
 
 
-def test_a_folder_gets_one_file(tmp_path: Path) -> None:
+def test_each_stack_exporter_writes_a_single_file_to_a_folder(tmp_path: Path) -> None:
     for exporter in (Speedscope(), Collapsed()):
         exporter.export(Run(make_report_with_code(), ()), Output(tmp_path, io.BytesIO(), True))
     assert sorted(file.name for file in tmp_path.iterdir()) == [

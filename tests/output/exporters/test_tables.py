@@ -29,7 +29,7 @@ def text_of(exporter: Csv | JsonLines, folder: Path) -> str:
     return stdout.getvalue().decode()
 
 
-def test_samples_are_rows_and_what_was_not_read_says_why(tmp_path: Path) -> None:
+def test_samples_become_rows_and_missing_values_state_a_reason(tmp_path: Path) -> None:
     lines = text_of(Csv(["samples"], ["gpu.*"]), tmp_path).split("\r\n")
     gpu = "node-a,gpu_nvidia,GPU-a"
     assert lines == [
@@ -46,7 +46,7 @@ def test_samples_are_rows_and_what_was_not_read_says_why(tmp_path: Path) -> None
     ]
 
 
-def test_spans_say_whose_they_are(tmp_path: Path) -> None:
+def test_span_rows_name_node_rank_and_process(tmp_path: Path) -> None:
     rows = list(csv.reader(io.StringIO(text_of(Csv(["spans"]), tmp_path), newline="")))
     assert [row[:9] for row in rows[1:]] == [
         ["node-a", "0", "201", "worker", "worker_start", "16", str(make_time_ns(0.5)), "0", "1"],
@@ -63,7 +63,7 @@ def test_spans_say_whose_they_are(tmp_path: Path) -> None:
     assert rows[2][10:] == ["8", "5", "6", "4096", ""]
 
 
-def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> None:
+def test_ledger_rows_sum_per_rank_in_json_lines(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in text_of(JsonLines(["ledger"]), tmp_path).splitlines()]
     assert lines[0] == {
         "table": "ledger",
@@ -91,7 +91,7 @@ def test_the_ledger_adds_up_per_rank_and_a_line_is_an_object(tmp_path: Path) -> 
     assert sum(ns for part, _, ns in of_rank_1 if part != "caused") == S
 
 
-def test_all_tables_go_into_a_folder_or_as_lines_into_one_file(tmp_path: Path) -> None:
+def test_all_tables_fit_a_folder_or_a_json_lines_file(tmp_path: Path) -> None:
     result = make_run(write_recordings(tmp_path / "run"), make_report())
     Csv().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
@@ -110,14 +110,14 @@ def test_all_tables_go_into_a_folder_or_as_lines_into_one_file(tmp_path: Path) -
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_several_tables_of_csv_need_a_folder_and_an_unknown_one_is_named() -> None:
+def test_several_csv_tables_need_a_folder_and_known_names() -> None:
     with pytest.raises(UsageError, match="6 tables need a folder"):
         Csv().check(Output(None, io.BytesIO()))
     with pytest.raises(UsageError, match="unknown table 'smaples'; did you mean 'samples'"):
         JsonLines(["smaples"]).check(Output(None, io.BytesIO()))
 
 
-def test_without_pyarrow_parquet_says_how_to_get_it(
+def test_parquet_without_pyarrow_names_the_missing_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -139,7 +139,7 @@ def hostile_recording(folder: Path) -> Path:
     return folder
 
 
-def test_no_cell_is_a_formula_or_controls_anything(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_in_every_cell(tmp_path: Path) -> None:
     result = make_run(write_recordings(tmp_path / "plain"), make_report())
     node = replace(result.nodes[0], folder=hostile_recording(tmp_path / "bad") / "k", name="=cmd()")
     stdout = io.BytesIO()
@@ -160,13 +160,13 @@ def test_no_cell_is_a_formula_or_controls_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", " =1", "'=1"])
-def test_what_a_spreadsheet_would_calculate_is_quoted(text: str) -> None:
+def test_cells_that_look_like_formulas_are_quoted(text: str) -> None:
     assert escape_formula(text) == "'" + text
     assert escape_formula("a=1") == "a=1"
 
 
 @pytest.mark.long
-def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
+def test_pyarrow_reads_the_exported_parquet_tables(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     result = make_run(write_recordings(tmp_path / "run"), make_report())
     Parquet().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))

@@ -31,7 +31,7 @@ def culprit_of(
 
 @pytest.mark.parametrize(("nodes", "per_node"), SIZES)
 @pytest.mark.parametrize("width", [72, 80, 120])
-def test_every_size_fits_its_screen(nodes: int, per_node: int, width: int) -> None:
+def test_reports_of_every_size_fit_the_screen(nodes: int, per_node: int, width: int) -> None:
     report = make_cluster_report(nodes, per_node)
     assert wording.list_imbalances(report) == []
     text = Terminal(width).render(report)
@@ -55,7 +55,7 @@ def test_the_verdict_names_cause_amount_culprit_and_victims() -> None:
     )
 
 
-def test_the_verdict_of_a_transfer_blames_nobody() -> None:
+def test_the_verdict_of_a_transfer_names_no_culprit() -> None:
     report = make_cluster_report(2, 2)
     transfer = replace(report.findings[1], lost_ns=130 * S, share_ratio=130 / 1200)
     description = wording.describe_verdict(replace(report, findings=(transfer,)))
@@ -67,14 +67,14 @@ def test_the_verdict_of_a_transfer_blames_nobody() -> None:
     assert "2.17 of 20.0 emulated GPU-minutes" in emulated
 
 
-def test_the_verdict_says_when_culprits_take_turns() -> None:
+def test_the_verdict_reports_alternating_culprits() -> None:
     report = make_cluster_report(2, 2)
     imbalance = replace(report.findings[2], lost_ns=130 * S, share_ratio=130 / 1200)
     description = wording.describe_verdict(replace(report, findings=(imbalance,)))
     assert description.endswith("(10.8 %), caused by gpu-a1 ranks 0-1, gpu-a2 ranks 2-3 in turn.")
 
 
-def test_a_small_part_keeps_its_own_unit() -> None:
+def test_small_gpu_times_are_shown_in_smaller_units() -> None:
     assert wording.format_gpu_time(20 * S, "GPU-hours") == "20.0 GPU-seconds"
     assert wording.format_gpu_time(90 * S, "GPU-hours") == "0.03 GPU-hours"
     assert wording.format_gpu_time(90 * S) == "1.5 GPU-minutes"
@@ -109,7 +109,7 @@ def test_culprits_are_named_together(culprits: list[Culprit], text: str) -> None
     assert text_culprits.format_culprits(chief(*culprits), 2) == text
 
 
-def test_what_each_caused() -> None:
+def test_culprit_lines_show_own_and_caused_time() -> None:
     mixed = chief(replace(culprit_of("a1", 3, "vda", 20, 60), recoverable_ns=30 * S))
     assert text_culprits.describe_caused_loss(mixed, 3, 1000 * S) == [
         "a1 rank 3 (vda): 80.00 s, 20.00 s its own and 60.00 s of 3 others that waited;"
@@ -126,7 +126,7 @@ def test_what_each_caused() -> None:
     assert text_culprits.describe_caused_loss(unknown, 3, S) == []
 
 
-def test_how_culprits_change() -> None:
+def test_persistence_of_a_culprit_is_described() -> None:
     def printed(kind: str) -> tuple[str, str]:
         result = chief(persistence=Persistence(kind, 12 * S, 47 * S, 30, 40, 5, 28))  # type: ignore[arg-type]
         return text_culprits.describe_persistence(result), text_culprits.summarize_persistence(
@@ -149,7 +149,7 @@ def test_how_culprits_change() -> None:
     assert text_culprits.describe_persistence(chief(persistence=None)) == ""
 
 
-def test_who_sets_the_slow_steps() -> None:
+def test_the_last_ranks_of_slow_steps_are_listed() -> None:
     report = make_cluster_report(2, 2)
     assert text_culprits.describe_slow_steps(report) == [
         "steps of all ranks: half of them within 740.0 ms, 99 of 100 within 1.31 s",
@@ -166,7 +166,7 @@ def test_who_sets_the_slow_steps() -> None:
     assert text_culprits.describe_slow_steps(replace(report, slow_step_summary=None)) == []
 
 
-def test_the_table_shows_who_stands_out_and_the_rest_in_one_line() -> None:
+def test_the_table_lists_outlier_ranks_and_sums_the_rest() -> None:
     cause_matrix = build_cause_matrix(make_cluster_report(), 6, 2)
     assert cause_matrix is not None and cause_matrix.causes == ("storage-remote", "net-transfer")
     guilty = MatrixRow("27", "gpu-a04", (31 * S, 12 * S, 51 * S + 27), (3841 * S, 0, 3846 * S + 27))
@@ -188,7 +188,7 @@ def test_the_table_shows_who_stands_out_and_the_rest_in_one_line() -> None:
     assert cause_matrix.lines[2].victim_ns[:2] == (30 * S, 12 * S)
 
 
-def test_of_few_ranks_every_one_has_a_line_and_of_one_there_is_no_table() -> None:
+def test_few_ranks_are_all_listed_and_uncompared_ranks_are_not() -> None:
     cause_matrix = build_cause_matrix(make_cluster_report(2, 4), 6, 3)
     assert cause_matrix is not None and cause_matrix.rest == ""
     # by what they caused: the culprit, the other node, the rest; rank r has r ns more than rank 0
@@ -196,7 +196,7 @@ def test_of_few_ranks_every_one_has_a_line_and_of_one_there_is_no_table() -> Non
     assert build_cause_matrix(make_storage_report(), 6, 3) is None  # ranks were not compared
 
 
-def test_ranks_that_differ_say_so() -> None:
+def test_differing_ranks_in_the_rest_line_show_their_range() -> None:
     report = make_cluster_report(1, 16)
     ranks = [
         replace(r, buckets=(("net-transfer", (10 + at) * S), ("unattributed", 0)))
@@ -213,7 +213,7 @@ def test_ranks_that_differ_say_so() -> None:
     )
 
 
-def test_the_header() -> None:
+def test_the_header_describes_nodes_ranks_and_clocks() -> None:
     report = make_cluster_report()
     assert summary.describe_scope(report) == (
         "16 nodes, 128 of 136 ranks, 128 GPUs, 406 steps, 5.2 min (99.8 % covered)"
@@ -225,7 +225,7 @@ def test_the_header() -> None:
     assert summary.describe_nodes(make_cluster_report(1, 8)) == ""
 
 
-def test_many_nodes_share_a_line_and_damaged_ones_do_not() -> None:
+def test_healthy_nodes_share_a_line_and_damaged_nodes_do_not() -> None:
     nodes = list(make_cluster_report().nodes)
     nodes[4] = replace(nodes[4], damaged_bytes=4096)
     lines = summary.describe_recordings(replace(make_cluster_report(), nodes=tuple(nodes)), 4)

@@ -194,16 +194,16 @@ PREPARING = """\
 """
 
 
-def test_a_straggler_with_its_onset_and_why_more_is_won_than_was_lost() -> None:
+def test_the_straggler_screen_shows_onset_and_gain() -> None:
     assert Terminal(80).render(straggler()).startswith(STRAGGLER)
 
 
-def test_a_suppressed_remedy_the_healthy_rank_and_one_that_ended_early() -> None:
+def test_the_screen_shows_suppressed_remedy_and_ended_ranks() -> None:
     screen = Terminal(80).render(preparing()).partition("\n CAUSES IN FULL")[0]
     assert screen == PREPARING
 
 
-def test_the_same_in_plain_sentences() -> None:
+def test_plain_output_shows_the_same_first_screen() -> None:
     lines = Plain().render(straggler()).splitlines()
     for line in (
         "Next: this saves: about 60.00 s of GPU time; the job ends 30.00 s sooner (30.0 %). That"
@@ -218,14 +218,14 @@ def test_the_same_in_plain_sentences() -> None:
     assert "Over time: rank 1 ended at 50.0 s; other ranks: steady" in lines
 
 
-def test_the_same_in_markdown() -> None:
+def test_markdown_output_shows_the_same_first_screen() -> None:
     text = Markdown().render(straggler())
     assert "\nFixing it saves more than was lost: rank 1 also finishes sooner.\n" in text
     assert "sync-slow-compute, from 40.0 s on (step 41 of 100):" in text
     assert f"\n{NO_WORKERS}.\n" in Markdown().render(preparing())
 
 
-def test_the_same_in_html() -> None:
+def test_html_output_shows_the_same_first_screen() -> None:
     def page_text(report: Report) -> str:
         page = re.sub(r"<script.*?</script>", "", Html().render(report), flags=re.S)
         return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

@@ -37,7 +37,7 @@ WANTED = [(name, output) for name in ALL for output in OUTPUTS if (name, output)
 
 
 @pytest.mark.parametrize(("name", "output"), WANTED)
-def test_the_whole_output_is_as_accepted(name: str, output: str) -> None:
+def test_every_output_matches_its_golden_file(name: str, output: str) -> None:
     check(f"{name}.{output}", OUTPUTS[output].render(ALL[name]()))
 
 
@@ -49,11 +49,13 @@ def check(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("output", LARGE)
-def test_ten_thousand_ranks_are_as_accepted(output: str) -> None:
+def test_outputs_of_ten_thousand_ranks_match_golden_files(output: str) -> None:
     check(f"ten-thousand.{output}", OUTPUTS[output].render(make_cluster_report(1250, 8)))
 
 
-def test_few_listed_ranks_are_as_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_with_few_listed_ranks_matches_its_golden_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As above 512 ranks, with limits that 6 ranks on 3 nodes exceed.
 
     Listed are rank 0, which caused most, 4, the first culprit of preprocessing, and 5, which lost
@@ -64,13 +66,13 @@ def test_few_listed_ranks_are_as_accepted(monkeypatch: pytest.MonkeyPatch) -> No
     check(FEW, Json().render(make_cluster_report(3, 2)))
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_every_golden_file_is_in_use() -> None:
     wanted = {f"{name}.{output}" for name, output in WANTED} | {FEW}
     wanted |= {f"ten-thousand.{output}" for output in LARGE}
     assert {file.name for file in GOLDEN.iterdir()} == wanted
 
 
-def test_the_readme_shows_what_is_printed() -> None:
+def test_the_readme_shows_the_actual_output() -> None:
     readme = (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8")
     shown = readme.split("```text\n")[1].split("```")[0].splitlines()
     assert shown[1].startswith(" 16 nodes, 128 of 136 ranks")

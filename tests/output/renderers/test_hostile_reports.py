@@ -49,7 +49,7 @@ def report_of(poison: str) -> Report:
     return report
 
 
-def test_the_poison_gets_everywhere() -> None:
+def test_hostile_strings_reach_every_field() -> None:
     text = Json().render(report_of("POISON"))
     assert text.count('"POISON"') > 60
     assert "storage-local" not in text
@@ -57,7 +57,7 @@ def test_the_poison_gets_everywhere() -> None:
 
 @pytest.mark.long  # tests/scenarios/hostile asks the same of wide reports, many strings at a time
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda o: f"{o.name}")
-def test_no_output_carries_what_controls_a_terminal_or_a_runner(output: Renderer) -> None:
+def test_no_output_contains_terminal_or_ci_control_sequences(output: Renderer) -> None:
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     for poison in HOSTILE:
         text = output.render(report_of(poison))
@@ -78,12 +78,12 @@ def test_the_terminal_report_keeps_its_width() -> None:
             )
 
 
-def test_json_stays_json() -> None:
+def test_hostile_strings_keep_json_valid() -> None:
     for poison in HOSTILE:
         assert json.loads(Json().render(report_of(poison)))["format"] == "clusterprof-report"
 
 
-def test_markdown_makes_no_link_tag_table_cell_or_mention_of_it() -> None:
+def test_hostile_strings_add_no_markdown_or_html_syntax() -> None:
     clean = Markdown().render(report_of("x"))
     for poison in HOSTILE:
         text = Markdown().render(report_of(poison))

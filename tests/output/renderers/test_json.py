@@ -29,11 +29,11 @@ def parsed(report: Report) -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_report_is_what_the_schema_says(name: str) -> None:
+def test_every_report_matches_the_schema(name: str) -> None:
     assert list(list_errors(parsed(ALL[name]()), schema())) == []
 
 
-def test_the_schema_refuses_what_it_should() -> None:
+def test_the_schema_refuses_invalid_documents() -> None:
     document = parsed(make_storage_report())
     document["ledger"]["lost_ns"] = -1
     document["findings"][0]["grade"] = "E"
@@ -79,7 +79,7 @@ def test_what_failed_is_a_key_of_its_own_and_left_out_where_nothing_did() -> Non
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_sums_redone_from_the_document_hold_to_the_nanosecond(name: str) -> None:
+def test_recomputed_sums_match_to_the_nanosecond(name: str) -> None:
     document = parsed(ALL[name]())
     ledger = document["ledger"]
     buckets = {b["cause"]: b["ns"] for b in ledger["buckets"]}
@@ -103,7 +103,7 @@ def test_sums_redone_from_the_document_hold_to_the_nanosecond(name: str) -> None
     assert sum(r["lost_ns"] for r in document["ranks"]) == ledger["lost_ns"]
 
 
-def test_what_is_no_number_is_null_and_not_zero() -> None:
+def test_values_that_are_not_finite_become_null() -> None:
     odd = (Evidence("a", math.nan, "ratio"), Evidence("b", math.inf, "ratio"))
     report = make_storage_report()
     finding = dataclasses.replace(report.findings[0], evidence=odd, share_ratio=math.nan)

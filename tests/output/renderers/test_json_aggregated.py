@@ -38,31 +38,31 @@ def parsed(report: Report, full: bool = False) -> Any:
     return json.loads(Json(full).render(report))
 
 
-def test_up_to_512_ranks_nothing_is_summed() -> None:
+def test_up_to_512_ranks_are_all_listed() -> None:
     document = parsed(make_cluster_report(64, 8))
     assert len(document["ranks"]) == 512
     assert document["unlisted"] == document["groups"] == []
     assert document["findings"][2]["culprits_left_out"] is None
 
 
-def test_the_schema_describes_it() -> None:
+def test_the_aggregated_report_matches_the_schema() -> None:
     assert list(list_errors(parsed(large()), schema())) == []
 
 
-def test_it_grows_by_nodes_and_not_by_ranks() -> None:
+def test_report_size_grows_with_nodes_and_not_with_ranks() -> None:
     few, many = (len(Json().render(make_cluster_report(72, per_node))) for per_node in (8, 32))
     assert many < 1.25 * few  # four times the ranks; longer numbers
     assert len(Json(True).render(large())) > 3 * len(Json().render(large()))
 
 
-def test_full_lists_every_rank() -> None:
+def test_the_full_option_lists_every_rank() -> None:
     document = parsed(large(), full=True)
     assert [rank["rank"] for rank in document["ranks"]] == list(range(576))
     assert document["unlisted"] == []
     assert len(document["findings"][2]["culprits"]) == 576
 
 
-def test_culprits_that_are_left_out_have_a_sum() -> None:
+def test_unlisted_culprits_are_summed() -> None:
     imbalance = parsed(large())["findings"][2]
     assert [culprit["rank"] for culprit in imbalance["culprits"]] == list(range(64))
     assert imbalance["culprits_left_out"] == {
@@ -72,7 +72,7 @@ def test_culprits_that_are_left_out_have_a_sum() -> None:
     }
 
 
-def test_ranks_and_sums_are_the_ledger() -> None:
+def test_listed_ranks_and_sums_add_up_to_the_ledger() -> None:
     document = parsed(large())
     parts = [*document["ranks"], *document["unlisted"]]
     for name in ("window_ns", "in_step_ns", "productive_ns", "lost_ns", "outside_ns"):
@@ -126,7 +126,7 @@ def stored(path: Path, report: Report, full: bool = False) -> Path:
     return path
 
 
-def test_it_is_read_back(tmp_path: Path) -> None:
+def test_the_aggregated_report_is_loaded(tmp_path: Path) -> None:
     back = load_report(stored(tmp_path / "report.json", large()))
     assert back.rank_count == 576 and len(back.ranks) == 64 + 31
     assert back.fewest_steps == 406
@@ -134,7 +134,7 @@ def test_it_is_read_back(tmp_path: Path) -> None:
     assert back.unlisted[0].lost_ns == 8 * 50 * S + sum(range(64, 72))
 
 
-def test_a_sum_that_was_changed_is_refused(tmp_path: Path) -> None:
+def test_a_report_with_a_changed_sum_is_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "report.json", large())
     document = json.loads(path.read_text())
     document["unlisted"][3]["lost_ns"] += 1
@@ -147,7 +147,7 @@ def test_a_sum_that_was_changed_is_refused(tmp_path: Path) -> None:
         load_report(path)
 
 
-def test_the_gate_judges_it_as_the_whole(tmp_path: Path) -> None:
+def test_the_gate_judges_aggregated_and_full_reports_alike(tmp_path: Path) -> None:
     few = load_report(stored(tmp_path / "few.json", large()))
     full = load_report(stored(tmp_path / "every.json", large(), full=True))
     rules = [parse_any_rule("gpu.busy_ratio >= 70%")]
@@ -156,7 +156,7 @@ def test_the_gate_judges_it_as_the_whole(tmp_path: Path) -> None:
     assert verdicts[0].results == verdicts[1].results
 
 
-def test_what_needs_every_rank_cannot_be_judged(tmp_path: Path) -> None:
+def test_a_rule_over_all_ranks_needs_the_full_report(tmp_path: Path) -> None:
     lost = Metric("lost.ratio", large().lost_ns / large().in_step_ns, "ratio")
     back = load_report(stored(tmp_path / "report.json", replace(large(), metrics=(lost,))))
     rule = parse_any_rule("lost.ratio.rank_max <= 20%")
@@ -164,7 +164,7 @@ def test_what_needs_every_rank_cannot_be_judged(tmp_path: Path) -> None:
     assert "lists 95 of 576 ranks: write it with --full" in repr(verdict)
 
 
-def test_compare_and_baselines_give_what_every_rank_gives(
+def test_comparisons_of_aggregated_and_full_reports_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_runs, "RANKS", 600)

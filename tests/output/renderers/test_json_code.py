@@ -28,7 +28,7 @@ def parsed(report: Report) -> Any:
     return json.loads(Json().render(report))
 
 
-def test_the_lines_of_a_finding() -> None:
+def test_a_finding_lists_its_source_lines() -> None:
     document = parsed(make_report_with_code())
     finding = document["findings"][0]
     assert finding["lines"][0] == {
@@ -51,7 +51,7 @@ def test_the_lines_of_a_finding() -> None:
     assert document["findings"][1]["lines"] == []
 
 
-def test_the_stacks() -> None:
+def test_the_code_section_holds_lines_places_and_stacks() -> None:
     code = parsed(make_report_with_code())["code"]
     assert [line["place"]["line"] for line in code["lines"]] == [42, 7]
     assert code["lines"][0]["cause"] == "storage-local" and code["lines_left_out"] == 0
@@ -76,7 +76,7 @@ def large() -> Report:
     return add_code_profile(make_storage_report(), (LINES[0],) * 25, profile)
 
 
-def test_counts_are_limited_and_sums_kept() -> None:
+def test_entry_counts_are_limited_and_sums_kept() -> None:
     document = parsed(large())
     code = document["code"]
     assert len(document["findings"][0]["lines"]) == 20
@@ -90,7 +90,7 @@ def test_counts_are_limited_and_sums_kept() -> None:
 
 
 @pytest.mark.parametrize("report", [make_report_with_code(), large()], ids=["small", "large"])
-def test_it_is_what_the_schema_says(report: Report) -> None:
+def test_the_code_section_matches_the_schema(report: Report) -> None:
     assert list(list_errors(parsed(report), schema())) == []
 
 
@@ -111,7 +111,7 @@ def test_a_report_of_an_older_version_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hostile", [7, "x", [], {"places": [[]], "stacks": {"rank": -1}}])
-def test_what_no_verdict_needs_is_not_read(hostile: Any, tmp_path: Path) -> None:
+def test_invalid_code_sections_are_ignored_when_loading(hostile: Any, tmp_path: Path) -> None:
     document = parsed(make_report_with_code())
     document["code"] = hostile
     document["findings"][0]["lines"] = hostile

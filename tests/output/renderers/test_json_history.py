@@ -27,7 +27,7 @@ def render_document(report: Report) -> dict:  # type: ignore[type-arg]
     return document
 
 
-def test_sums_over_the_stretches_are_the_ledger_to_the_nanosecond() -> None:
+def test_stretch_sums_match_the_ledger_to_the_nanosecond() -> None:
     report = add_history(make_cluster_report(4, 8))
     result = render_document(report)["history"]
     assert sum(result["in_step_ns"]) == report.in_step_ns
@@ -42,7 +42,7 @@ def test_sums_over_the_stretches_are_the_ledger_to_the_nanosecond() -> None:
     assert [step["number"] for step in result["slow_steps"]] == [400, 391, 382, 373, 364, 355]
 
 
-def test_a_small_one_by_hand() -> None:
+def test_a_small_history_matches_the_expected_document() -> None:
     base = make_clean_report()
     rank = RankHistory(0, (60, 40), (("storage", (5, 0)), ("cpu-gc", (1, 6))), (50, 100))
     other = RankHistory(1, (50, 50), (("cpu-gc", (0, 9)),), ())
@@ -83,7 +83,7 @@ def test_a_small_one_by_hand() -> None:
     assert render_document(base)["history"] is None
 
 
-def test_its_size_does_not_grow_with_the_job() -> None:
+def test_history_size_does_not_grow_with_the_job() -> None:
     many = tuple((f"cause-{at:02}", (at,)) for at in range(40))
     sizes = []
     for ranks in (1, 1000):

@@ -25,7 +25,7 @@ STEPS = StepStats(
 )
 
 
-def test_columns_and_lengths() -> None:
+def test_step_blocks_and_likeness_are_written_as_columns() -> None:
     assert build_document(dataclasses.replace(make_clean_report(), steps=STEPS))["steps"] == {
         "width": 2,
         "steps": [4, 2],
@@ -46,7 +46,7 @@ def test_columns_and_lengths() -> None:
     assert document["steps"] is None and document["likeness"] is None
 
 
-def test_the_schema_knows_both() -> None:
+def test_the_schema_describes_steps_and_likeness() -> None:
     file = resources.files("clusterprof.output.renderers") / "schema" / "report.schema.json"
     schema = json.loads(file.read_text(encoding="utf-8"))
     alike = RunFingerprint(

@@ -55,7 +55,7 @@ def render(series: LiveSeries) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
-def test_parts_add_up_and_latest_values_replace_each_other() -> None:
+def test_counters_add_up_and_gauges_keep_the_latest_value() -> None:
     series = LiveSeries("node", START_NS)
     series.add(part(rank(3)))
     series.add(part(rank(3, WAIT_FOR_RANKS)))
@@ -78,7 +78,7 @@ def test_parts_add_up_and_latest_values_replace_each_other() -> None:
     assert values[f'{cpu}{{{job},node="a",process="recorder"}}'] == 5
 
 
-def test_what_is_unknown_has_a_reason_and_no_value() -> None:
+def test_unknown_metrics_have_a_reason_and_no_value() -> None:
     series = LiveSeries("node", START_NS)
     series.add(part(rank(3)))
     (unknown,) = [name for name in render(series) if name.startswith("clusterprof_live_unknown")]
@@ -184,7 +184,7 @@ def test_a_damaged_state_is_refused(damage: str) -> None:
         decode_series(values)
 
 
-def test_labels_from_outside_are_escaped_and_cut_and_stay_apart() -> None:
+def test_external_labels_are_escaped_truncated_and_kept_unique() -> None:
     assert shorten_label('a"b\\c') == 'a"b\\c', "quotes are the renderer's"
     assert "\n" not in shorten_label("a\nb") and "\x1b" not in shorten_label("a\x1b[2Jb")
     long = [shorten_label("x" * 500 + end) for end in "ab"]

@@ -126,11 +126,11 @@ clusterprof_unknown{{metric="gpu.sm_active_ratio",reason="no GPM"}} 1.0
 """
 
 
-def test_the_whole_exposition() -> None:
+def test_the_exposition_matches_the_expected_text() -> None:
     assert OpenMetrics().render(tiny()) == WHOLE
 
 
-def test_a_textfile_collector_gets_the_older_format() -> None:
+def test_a_textfile_uses_the_older_exposition_format() -> None:
     lines = OpenMetrics(prometheus=True).render(tiny()).splitlines()
     assert lines[:6] == [
         f"# HELP clusterprof_report_info {openmetrics.REPORT.help}",
@@ -145,7 +145,7 @@ def test_a_textfile_collector_gets_the_older_format() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("prometheus", [False, True])
-def test_every_report_keeps_the_grammar(name: str, prometheus: bool) -> None:
+def test_every_report_follows_the_openmetrics_grammar(name: str, prometheus: bool) -> None:
     text = OpenMetrics(prometheus).render(ALL[name]())
     assert text.endswith("\n")
     lines = text.splitlines()
@@ -180,7 +180,7 @@ def rest_of(types: dict[str, str]) -> str:
     return list(types.values())[-1]
 
 
-def test_a_rank_that_began_anew_adds_up() -> None:
+def test_counters_of_a_restarted_rank_are_summed() -> None:
     report = tiny()
     again = replace(report, ranks=(*report.ranks, *report.ranks))
     text = OpenMetrics().render(again)
@@ -188,7 +188,7 @@ def test_a_rank_that_began_anew_adds_up() -> None:
     assert f"clusterprof_rank_coverage_ratio{{{WHO}}} 1.0\n" in text
 
 
-def test_dcgm_names_are_for_nvidia_devices_alone() -> None:
+def test_dcgm_names_are_used_only_for_nvidia_devices() -> None:
     text = OpenMetrics().render(make_underused_report())
     assert 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1",Hostname="node-a"} 99.0\n' in text
     assert 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-0",Hostname="node-a"} 0.297\n' in text
@@ -197,7 +197,7 @@ def test_dcgm_names_are_for_nvidia_devices_alone() -> None:
     assert "DCGM" not in OpenMetrics().render(make_storage_report())  # nothing was measured of it
 
 
-def test_no_two_families_share_a_name_and_units_end_the_names() -> None:
+def test_family_names_are_unique_and_end_with_their_unit() -> None:
     names = [described.name for described in openmetrics.ALL_FAMILIES]
     assert len(set(names)) == len(names)
     for described in openmetrics.ALL_FAMILIES:

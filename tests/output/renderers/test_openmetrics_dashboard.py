@@ -18,13 +18,13 @@ def expressions() -> list[str]:
     return list_expressions(load_dashboard("clusterprof.json"))
 
 
-def test_every_query_names_metrics_that_are_exported() -> None:
+def test_every_query_uses_exported_metrics() -> None:
     names = [name for text in expressions() for name in re.findall(r"\bclusterprof_\w+", text)]
     assert len(names) > 15
     assert set(names) - EXPORTED == set()
 
 
-def test_every_label_in_a_query_is_one_of_its_metric() -> None:
+def test_query_labels_belong_to_their_metrics() -> None:
     labels: dict[str, set[str]] = {}
     whole = (*openmetrics.FAMILY_BY_METRIC, "step.p50_ns")
     known = replace(ALL["clean"](), metrics=tuple(Metric(name, 0.5, "ratio") for name in whole))
@@ -43,5 +43,5 @@ def test_every_label_in_a_query_is_one_of_its_metric() -> None:
         assert used_by - there == set(), text
 
 
-def test_variables_exist_and_panels_stand_apart() -> None:
+def test_variables_exist_and_panels_do_not_overlap() -> None:
     check_layout(load_dashboard("clusterprof.json"))

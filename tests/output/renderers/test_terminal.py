@@ -71,7 +71,7 @@ def many_causes(number: int) -> Report:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
+def test_the_first_screen_shows_verdict_causes_and_next_step(name: str) -> None:
     report = ALL[name]()
     screen = Terminal(80, False, 2.5).render(report).splitlines()[:24]  # and one for the prompt
     text = " ".join(" ".join(screen).split())
@@ -93,7 +93,7 @@ def test_the_first_screen_holds_verdict_causes_and_next_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [4, 9, 40])
-def test_many_causes_under_every_warning_still_fit(number: int) -> None:
+def test_many_causes_with_every_warning_fit_the_screen(number: int) -> None:
     report = many_causes(number)
     assert wording.list_imbalances(report) == []
     screen = "\n".join(Terminal().render(report).splitlines()[:25])
@@ -105,7 +105,7 @@ def test_many_causes_under_every_warning_still_fit(number: int) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 57, 72, 80, 100, 120, 200, 500])
 @pytest.mark.parametrize("name", ALL)
-def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
+def test_no_line_exceeds_the_requested_width(name: str, width: int) -> None:
     for line in Terminal(width).render(ALL[name]()).splitlines():
         assert count_columns(line) <= min(max(width, 40), 200)
         assert line == line.rstrip()
@@ -122,7 +122,7 @@ def test_a_large_process_id_keeps_the_width() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_colour_changes_nothing_but_colour(name: str) -> None:
+def test_colour_adds_only_escape_sequences(name: str) -> None:
     plain, painted = (Terminal(80, color).render(ALL[name]()) for color in (False, True))
     assert "\x1b" not in plain
     assert painted != plain
@@ -132,13 +132,15 @@ def test_colour_changes_nothing_but_colour(name: str) -> None:
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
 @pytest.mark.parametrize("name", ALL)
-def test_unattributed_and_not_seen_are_always_there(name: str, renderer: Renderer) -> None:
+def test_unattributed_time_and_missing_signals_are_always_shown(
+    name: str, renderer: Renderer
+) -> None:
     text = renderer.render(ALL[name]()).lower()
     assert "unattributed" in text and "not seen" in text
 
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
-def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
+def test_emulated_and_upper_bound_reports_are_marked(renderer: Renderer) -> None:
     assert "EMULATED ACCELERATORS" in renderer.render(make_damaged_report())
     assert "emulated GPU time" in renderer.render(make_damaged_report())
     assert "EMULATED" not in renderer.render(make_clean_report())
@@ -149,7 +151,7 @@ def test_emulated_and_bounded_reports_say_so(renderer: Renderer) -> None:
     assert "UPPER BOUND" in text and "At most 30.0 %" in text
 
 
-def test_what_is_missing_for_one_reason_shares_a_line() -> None:
+def test_signals_missing_for_the_same_reason_share_a_line() -> None:
     why = ("failed", "its process stopped", "")
     coverage_gaps = (
         CoverageGap("a", *why),
@@ -161,7 +163,7 @@ def test_what_is_missing_for_one_reason_shares_a_line() -> None:
     assert " - a, b, failed: its process stopped.\n - c, denied: no. What to do: ask.\n" in text
 
 
-def test_money_needs_a_price_and_real_gpus() -> None:
+def test_cost_is_shown_only_with_a_price_and_real_gpus() -> None:
     assert "USD" not in Terminal().render(make_storage_report())
     assert "USD" not in Terminal(80, False, 2.5).render(make_damaged_report())
     # 226.000000007 s / 3600 s/h * 36 USD/h = 2.26 USD
@@ -170,7 +172,7 @@ def test_money_needs_a_price_and_real_gpus() -> None:
 
 
 @pytest.mark.parametrize("renderer", FOR_PEOPLE, ids=lambda r: r.name)
-def test_a_ledger_that_does_not_balance_is_reported_prominently(renderer: Renderer) -> None:
+def test_an_unbalanced_ledger_is_reported_prominently(renderer: Renderer) -> None:
     report = dataclasses.replace(make_storage_report(), lost_ns=226 * S + 6)
     text = " ".join(renderer.render(report).split())
     assert "LEDGER DOES NOT BALANCE" in text
@@ -178,7 +180,7 @@ def test_a_ledger_that_does_not_balance_is_reported_prominently(renderer: Render
     assert "LEDGER" not in renderer.render(make_storage_report()).replace("LEDGER, in seconds", "")
 
 
-def test_thousands_of_ranks_are_cut_and_counted() -> None:
+def test_thousands_of_ranks_are_truncated_with_a_count() -> None:
     report = make_storage_report()
     ranks = tuple(dataclasses.replace(report.ranks[0], rank=i) for i in range(3000))
     text = Terminal().render(dataclasses.replace(report, ranks=ranks))
@@ -186,7 +188,7 @@ def test_thousands_of_ranks_are_cut_and_counted() -> None:
     assert len(text.splitlines()) < 150
 
 
-def test_a_rank_beyond_the_shown_ones_is_still_in_the_sum() -> None:
+def test_unlisted_ranks_are_included_in_the_sum() -> None:
     facts = (NodeFacts("n", "n", "", 0, 0, 0, None),)
     text = Terminal(most_ranks=1).render(dataclasses.replace(make_storage_report(), nodes=facts))
     line = next(line for line in text.splitlines() if line.startswith("       storage-local"))

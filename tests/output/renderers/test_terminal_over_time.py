@@ -59,12 +59,12 @@ def test_parts_of_the_run_add_up_over_ranks() -> None:
     assert [(item.in_step_ns // S, item.lost_ns // S) for item in two] == [(180, 9), (400, 90)]
 
 
-def test_bars_say_how_much_of_each_part_was_busy_and_lost() -> None:
+def test_bars_show_busy_and_lost_shares_of_each_part() -> None:
     # 0.95 and 0.6 of eight bars; 0.05 is the lowest, no time inside steps none.
     assert draw_sparklines(split_run(with_history(), 4)) == ("·█▅█", "·▁▄▁")
 
 
-def test_the_worst_part_is_named_where_it_stands_out() -> None:
+def test_only_an_outlier_is_named_as_the_worst_part() -> None:
     run = split_run(with_history(), 4)  # 5, 40 and 5 % lost of 180, 200 and 200 s: 17 % of all
     worst_bin = find_worst_bin(run)
     assert worst_bin is not None and worst_bin.start_ns == 200 * S
@@ -73,7 +73,7 @@ def test_the_worst_part_is_named_where_it_stands_out() -> None:
     assert find_worst_bin([run[1], short, run[3]]) is None
 
 
-def test_the_same_in_words() -> None:
+def test_the_course_of_the_run_is_described_in_words() -> None:
     assert describe_bins(with_history(), 4) == [
         "0.0 s to 100.0 s: outside steps",
         "100.0 s to 3:20: 5.0 % lost, mainly storage-local",
@@ -91,7 +91,7 @@ def test_the_same_in_words() -> None:
     ("ns", "text"),
     [(0, "0.0 s"), (119_900_000_000, "119.9 s"), (245 * S, "4:05"), (3729 * S, "1:02:09")],
 )
-def test_times_of_the_run_read_well(ns: int, text: str) -> None:
+def test_times_of_the_run_are_formatted_as_a_clock(ns: int, text: str) -> None:
     assert format_clock_time(ns) == text
 
 
@@ -105,7 +105,7 @@ def test_the_screen_shows_bars_when_there_is_a_history() -> None:
     assert "productive" not in screen[screen.index(bars[1]) + 1]
 
 
-def test_plain_letters_are_ascii_and_as_wide() -> None:
+def test_ascii_output_keeps_line_widths() -> None:
     letters = Terminal(80, plain_letters=True).render(with_history())
     assert letters.isascii()
     marks = Terminal(80).render(with_history())
@@ -116,7 +116,7 @@ def test_plain_letters_are_ascii_and_as_wide() -> None:
     assert convert_to_ascii("é") == "\\xe9"
 
 
-def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
+def test_plain_output_has_no_bars_and_puts_advice_before_causes() -> None:
     lines = Plain().render(with_history()).splitlines()
     assert not set(BARS) & set("".join(lines))
     at = [i for i, line in enumerate(lines) if line.startswith(("Next:", "Over time:", "Cause 1:"))]
@@ -124,7 +124,7 @@ def test_plain_has_no_bar_and_says_what_is_next_before_all_causes() -> None:
     assert lines[at[0]].startswith(f"Next: {make_storage_report().findings[0].advice[0].what}")
 
 
-def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
+def test_specific_advice_precedes_general_advice_of_the_cause() -> None:
     report = make_storage_report()
     advice = Advice("Set prefetch to 4.", "3 of 4 waits", "prefetch_factor=4", "10 %", "again", "")
     first = dataclasses.replace(report.findings[0], advice=(advice,))
@@ -142,7 +142,7 @@ def test_advice_that_was_chosen_goes_before_that_of_the_cause() -> None:
     assert "Next: Change: prefetch_factor=4" in Plain().render(report)
 
 
-def test_tables_by_hand() -> None:
+def test_tables_by_rank_step_and_time_match_expected_rows() -> None:
     report = with_history()
     by_rank, by_step, by_time = build_tables(report, ("rank", "step", "time"), 4)
     assert by_rank.heads[:5] == ("rank", "node", "in steps", "lost", "share")
@@ -163,7 +163,7 @@ def test_tables_by_hand() -> None:
     )
 
 
-def test_a_table_cut_short_says_so_and_one_without_rows_says_why() -> None:
+def test_truncated_and_empty_tables_state_the_reason() -> None:
     (tables,) = build_tables(make_storage_report(), ("rank",), 1)
     assert tables.rest.startswith("and 1 ranks that ") and "--top 2 shows all" in tables.rest
     (none,) = build_tables(make_storage_report(), ("time",))
@@ -180,7 +180,7 @@ def test_tables_fit_the_width(name: str, width: int) -> None:
         assert len(lines) >= 1 + len(table.rows)
 
 
-def test_every_output_for_people_has_the_tables() -> None:
+def test_every_text_output_includes_the_requested_tables() -> None:
     report = with_history()
     assert " BY NODE ─" in Terminal(80, by=("node",)).render(report)
     assert "| node | ranks | in steps |" in Markdown(by=("node",)).render(report)

@@ -46,7 +46,7 @@ def sick(live: LiveView, *states: tuple[str, int, str]) -> LiveView:
     return replace(live, nodes=(*values, *live.nodes[len(values) :]))
 
 
-def test_the_whole_screen() -> None:
+def test_the_live_screen_matches_the_expected_lines() -> None:
     assert draw_screen(live_of("two-nodes"), View(80, 14), False, "q quit") == [
         " clusterprof top  runs/cluster                 2 nodes, 4 of 6 ranks, last 60 s",
         " The data path waits for a network file system (storage-remote). This cost the",
@@ -65,7 +65,7 @@ def test_the_whole_screen() -> None:
     ]
 
 
-def test_culprits_come_first_and_other_orders_are_kept() -> None:
+def test_culprits_are_listed_first_and_other_orders_work() -> None:
     live = live_of("cluster")
     assert [row.ranks for row in build_rows(live, False, "lost")[:3]] == ["27", "127", "126"]
     assert [row.is_late for row in build_rows(live, False, "lost")[:2]] == [True, False]
@@ -74,7 +74,7 @@ def test_culprits_come_first_and_other_orders_are_kept() -> None:
     assert [row.node for row in build_rows(live, True, "lost")[:2]] == ["gpu-a04", "gpu-a16"]
 
 
-def test_ranks_are_folded_to_nodes_when_there_are_more_than_lines() -> None:
+def test_ranks_are_grouped_by_node_when_lines_are_too_few() -> None:
     live = live_of("cluster")
     by_node = draw_screen(live, View(100, 30), False)
     assert len(by_node) <= 30 and by_node[7].startswith("*gpu-a04     8 ")
@@ -92,7 +92,7 @@ def test_ranks_are_folded_to_nodes_when_there_are_more_than_lines() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132, 200])
 @pytest.mark.parametrize("name", [*ALL])
-def test_no_line_is_wider_and_no_screen_taller(name: str, width: int) -> None:
+def test_every_screen_fits_the_terminal_size(name: str, width: int) -> None:
     live = sick(live_of(name), ("silent", 12, "no space left on device"))
     for by in ("rank", "node", "auto"):
         lines = draw_screen(live, View(width, 24, "lost", by), False, "keys " * 30)
@@ -100,7 +100,7 @@ def test_no_line_is_wider_and_no_screen_taller(name: str, width: int) -> None:
         assert len(lines) <= 24
 
 
-def test_recorders_that_are_not_well_are_reported() -> None:
+def test_silent_and_ended_recorders_are_reported() -> None:
     live = sick(live_of("cluster"), ("silent", 12, ""), ("ended", 200, "told to"), ("gone", 0, "x"))
     assert " ! Recorders: gpu-a01 silent for 12 s, gpu-a02 ended (told to), gpu-a03 gone (x)" in (
         draw_screen(live, View(100, 30), False)
@@ -116,7 +116,7 @@ def test_recorders_that_are_not_well_are_reported() -> None:
     )
 
 
-def test_what_is_unknown_is_no_number() -> None:
+def test_unknown_values_are_shown_as_a_dash() -> None:
     live = live_of("nothing")
     assert describe_live_verdict(live) == "No training process was seen in this time."
     (row,) = build_rows(live, False, "lost")
@@ -145,14 +145,14 @@ def test_emulated_devices_are_reported() -> None:
         assert "EMULATED accelerators" in text
 
 
-def test_nodes_that_are_read_directly_are_reported() -> None:
+def test_directly_read_nodes_are_reported() -> None:
     reading = "1 of 16 nodes are read directly: 1 damaged"
     live = live_of("cluster", reading=reading)
     assert f" ! {reading}" in draw_screen(live, View(80, 24), False)
     assert reading in describe_screen(live, "lost", "auto")
 
 
-def test_sentences() -> None:
+def test_plain_output_describes_the_screen_in_sentences() -> None:
     text = describe_screen(live_of("two-nodes"))
     assert text.splitlines()[:2] == [
         "Recording: runs/cluster",
@@ -173,5 +173,5 @@ def test_sentences() -> None:
         (28_000_000, "324 days"),
     ],
 )
-def test_times_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_formatted_in_readable_units(seconds: float, text: str) -> None:
     assert format_duration(round(seconds * 1e9)) == text

@@ -57,7 +57,7 @@ def mostly_unknown() -> Report:
     )
 
 
-def test_an_unknown_cause_is_the_verdict_then_what_would_tell_then_the_largest_cause() -> None:
+def test_an_unknown_main_cause_precedes_remedy_and_largest_known_cause() -> None:
     report = mostly_unknown()
     assert [row.label for row in build_summary(report, None, "") if row.label] == [
         "Lost",
@@ -78,13 +78,13 @@ def test_an_unknown_cause_is_the_verdict_then_what_would_tell_then_the_largest_c
         assert text.index("Not known: 97.3 %") < text.index("To learn the cause: run it as")
 
 
-def test_without_any_cause_every_output_says_what_would_tell() -> None:
+def test_without_any_cause_every_output_gives_a_diagnostic_remedy() -> None:
     report = replace(mostly_unknown(), findings=())
     for text in texts(report):
         assert text.index("Not known: 97.3 %") < text.index("To learn the cause: run it as")
 
 
-def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
+def test_json_has_no_main_cause_if_unattributed_time_dominates() -> None:
     known, unknown = make_storage_report(), mostly_unknown()
     assert json.loads(Json().render(known))["main_cause"] == "storage-local"
     assert json.loads(Json().render(unknown))["main_cause"] is None
@@ -102,7 +102,7 @@ def test_an_unknown_cause_is_no_main_cause_for_programs_and_gates() -> None:
     assert lines[-1 - 2 * len(verdict.notes)].startswith("- 1.0 % storage-local: ")
 
 
-def test_a_window_of_a_job_ends_no_job_sooner() -> None:
+def test_a_partial_recording_predicts_no_earlier_job_end() -> None:
     report = make_one_hour_job(2, 2, 4, 4)
     assert any("sooner" in text for text in texts(report))
     window = replace(report, job=replace(report.job or JOB, is_window_only=True))
@@ -138,7 +138,7 @@ def test_durations_without_a_unit_are_left_out_of_the_verdict() -> None:
         assert "NO UNIT of time is stated: only shares hold" in text
 
 
-def test_answers_of_files_stand_before_the_verdict() -> None:
+def test_answers_of_imported_files_precede_the_verdict() -> None:
     answer = "Published accelerator utilization (AU): 97.99 % of whole epochs"
     report = replace(make_storage_report(), answers=(answer,))
     for text, renderer in zip(texts(report), RENDERERS):

@@ -63,7 +63,7 @@ def list_lengths(spans: list[Span]) -> list[int]:
     return [span.end_ns - span.start_ns for span in spans]
 
 
-def test_a_wait_is_exposed_as_far_as_no_queued_work_hides_it(run_job: RunJob) -> None:
+def test_queued_device_work_hides_a_data_wait(run_job: RunJob) -> None:
     code = LOOP.format(waits="0.2, 0.2, 0.2, 0.4", queued="0, 0.6, 0.2, 0")
     ring = run_job(code)
     waits, exposed = ring.of(DATA_WAIT), ring.of(EXPOSED)
@@ -97,7 +97,7 @@ with torch.no_grad():
 """
 
 
-def test_copies_from_the_host_are_recorded_and_no_others(run_job: RunJob) -> None:
+def test_only_host_to_device_copies_are_recorded(run_job: RunJob) -> None:
     ring = run_job(COPIES)
     copies = [span for span in ring.of(H2D) if span.a in (40, 80, 120)]
     assert [(span.a, span.b) for span in copies] == [(40, 0), (80, 1), (120, 0)]
@@ -135,7 +135,7 @@ def test_each_wait_of_the_host_for_the_device_is_recorded(run_job: RunJob) -> No
     assert min(span.a for span in syncs) >= 200 * MS
 
 
-def test_a_device_that_the_job_has_not_initialized_is_left_alone(run_job: RunJob) -> None:
+def test_an_uninitialized_device_is_not_touched(run_job: RunJob) -> None:
     code = """
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 for batch in torch.utils.data.DataLoader(Slow(0, 0)):
@@ -193,7 +193,7 @@ for work in (0, 0, 0, 0.6, 0):
 """
 
 
-def test_the_wait_of_ddp_for_gradients_is_measured_on_the_stream(
+def test_the_ddp_gradient_wait_is_measured_on_the_stream(
     tmp_path: Path, torch_device: Path
 ) -> None:
     # DDP warns in C++ that it has no timer for such a device.
@@ -229,7 +229,7 @@ step(batch)
 """
 
 
-def test_a_collective_is_measured_on_the_stream_of_the_training(run_job: RunJob) -> None:
+def test_collectives_are_measured_on_the_training_stream(run_job: RunJob) -> None:
     ring = run_job(GROUP + COLLECTIVES)
     first, beside, issue, wait = ring.of(COLLECTIVE)
     assert max(list_lengths([first, beside, issue, wait])) < 100 * MS
@@ -260,7 +260,7 @@ device.Event = Failing
     ],
     ids=["events", "streams", "timing", "clock", "capturing", "methods"],
 )
-def test_what_a_device_lacks_is_not_measured_and_the_rest_is(
+def test_missing_device_features_leave_the_other_measurements(
     run_job: RunJob, lack: str, measured: int
 ) -> None:
     ring = run_job(lack + LOOP.format(waits="0, 0, 0", queued="0, 0, 0"))
@@ -270,7 +270,7 @@ def test_what_a_device_lacks_is_not_measured_and_the_rest_is(
     assert (len(ring.of(DATA_WAIT)), len(ring.of(STEP)), len(ring.of(SYNC))) == (3, 4, 1)
 
 
-def test_the_allocator_of_any_device_is_read(run_job: RunJob) -> None:
+def test_allocator_retries_of_a_custom_device_are_recorded(run_job: RunJob) -> None:
     code = """
 counts = {"num_alloc_retries": 2, "num_ooms": 0}
 device.memory_stats_as_nested_dict = lambda: counts
@@ -284,7 +284,7 @@ step(torch.ones(1, 8))
     assert [(span.a, span.b, span.c, span.d) for span in ring.of(19)] == [(3, -1, -1, 0)]
 
 
-def test_gpu_events_can_be_switched_off_for_any_device(tmp_path: Path, torch_device: Path) -> None:
+def test_gpu_events_can_be_disabled_for_a_custom_device(tmp_path: Path, torch_device: Path) -> None:
     code = LOOP.format(waits="0, 0", queued="0, 0")
     run_dir = install_probe(tmp_path / "run", gpu_events=False)
     (ring,) = record_code(DEVICE + code, run_dir, TORCH_DEVICE=str(torch_device))

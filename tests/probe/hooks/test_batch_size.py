@@ -101,7 +101,7 @@ print(os.path.getsize(folder + "/file"), len(os.listdir(folder + "/later")))
 """
 
 
-def test_steps_know_their_batches_and_saves_are_counted_once(tmp_path: Path) -> None:
+def test_steps_record_batch_sizes_and_nested_saves_count_once(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run")
     with RingWatcher(run_dir) as watcher:
         job = run_python("-c", CODE + WAIT, str(tmp_path), run_dir=run_dir)

@@ -51,7 +51,9 @@ print(a.tolist(), b.tolist(), other.tolist())
 """
 
 
-def test_a_batch_is_one_operation(tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs) -> None:
+def test_coalesced_collectives_are_a_single_operation(
+    tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
+) -> None:
     with_probe = launch_ranks(BATCHES, tmp_path, warm_jobs)
     without = launch_ranks(BATCHES, tmp_path, bare_jobs)
     assert without.returncodes == [0, 0], without.stderr
@@ -84,7 +86,7 @@ print(got.tolist())
 """
 
 
-def test_the_one_work_of_a_batch_is_the_wait_of_each_message(
+def test_a_shared_work_of_batched_messages_records_each_wait(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
     job = launch_ranks(ONE_WORK, tmp_path, warm_jobs)

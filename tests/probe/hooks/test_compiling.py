@@ -31,7 +31,7 @@ double(torch.ones(3))
 """
 
 
-def test_each_compilation_says_how_often_the_code_was_compiled_before(tmp_path: Path) -> None:
+def test_each_compilation_records_the_number_of_earlier_compilations(tmp_path: Path) -> None:
     (ring,) = record_code(CODE, install_probe(tmp_path / "run"))
     assert ring.switched_off == 0
     compilations = ring.of(COMPILE)

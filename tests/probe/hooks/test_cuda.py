@@ -31,7 +31,7 @@ def exposed(tmp_path: Path, code: str) -> Ring:
     return ring
 
 
-def test_an_event_that_is_not_reached_yet_is_left_for_later(tmp_path: Path) -> None:
+def test_a_pending_cuda_event_is_not_read(tmp_path: Path) -> None:
     code = """
 clock[0] = 1_000
 cuda.current_stream().work(1_000_000)
@@ -45,7 +45,7 @@ events.collect_finished_waits(); wait(10); events.collect_finished_waits()
     "setting",
     ["cuda.capturing = True", "cuda.initialized = False", "del sys.modules['torch.cuda']"],
 )
-def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
+def test_waits_during_graph_capture_or_before_cuda_are_not_measured(
     tmp_path: Path, setting: str
 ) -> None:
     ring = exposed(
@@ -56,7 +56,7 @@ def test_nothing_is_touched_while_a_graph_is_captured_or_before_cuda(
     assert ring.of(EXPOSED) == []
 
 
-def test_a_capture_that_begins_inside_a_wait_is_left_alone(tmp_path: Path) -> None:
+def test_a_graph_capture_beginning_inside_a_wait_is_not_disturbed(tmp_path: Path) -> None:
     code = """
 clock[0] = 1_000
 cuda.current_stream().work(20)
@@ -74,7 +74,7 @@ assert len(events._pool[0]) == 2   # both pairs were given back
     assert [e.b for e in exposed(tmp_path, code).of(EXPOSED)] == [0, 10_000]
 
 
-def test_each_device_has_its_own_events(tmp_path: Path) -> None:
+def test_each_cuda_device_uses_separate_events(tmp_path: Path) -> None:
     code = """
 clock[0] = 1_000
 for turn in range(4):
@@ -98,7 +98,7 @@ assert Event.made == 2 * events.MAX_PENDING, Event.made
     assert len(exposed(tmp_path, code).of(EXPOSED)) == 64
 
 
-def test_a_collective_is_measured_on_the_default_stream_and_leaves_room(tmp_path: Path) -> None:
+def test_collectives_on_the_default_stream_leave_events_for_data_waits(tmp_path: Path) -> None:
     code = """
 def collective(ns, number):
     mark = events.begin_wait(events.MAX_PENDING_COLLECTIVES, default_stream=True)
@@ -125,7 +125,7 @@ events.collect_finished_waits()
     assert len(ring.of(EXPOSED)) == 1
 
 
-def test_a_forked_child_does_not_touch_its_parents_events(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_use_the_parents_cuda_events(tmp_path: Path) -> None:
     code = """
 import os
 clock[0] = 1_000
@@ -142,7 +142,7 @@ assert os.waitpid(pid, 0)[1] == 0
     assert len(record_code(FAKE + code, run_dir)) >= 1
 
 
-def test_the_process_registers_anew_with_its_device(tmp_path: Path) -> None:
+def test_the_process_registers_again_once_its_device_is_known(tmp_path: Path) -> None:
     code = """
 cuda.initialized = False
 clock[0] = 1_000; wait(10)

@@ -111,7 +111,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ring, Path]:
     return main, folder
 
 
-def test_without_workers_the_main_process_fetches(alone: tuple[Ring, Path]) -> None:
+def test_without_workers_the_main_process_records_fetches(alone: tuple[Ring, Path]) -> None:
     main, _ = alone
     waits, fetches = main.of(DATA_WAIT), main.of(FETCH)
     # 20 items in batches of 4, twice: 5 + 5 waits; the calls that end an epoch are none.
@@ -126,7 +126,7 @@ def test_without_workers_the_main_process_fetches(alone: tuple[Ring, Path]) -> N
     assert main.of(WORKER_START) == []
 
 
-def test_a_step_ends_with_the_optimizer_and_begins_with_the_last(alone: tuple[Ring, Path]) -> None:
+def test_a_step_lasts_from_optimizer_end_to_optimizer_end(alone: tuple[Ring, Path]) -> None:
     main, _ = alone
     steps, optimizers, waits = main.of(STEP), main.of(OPTIMIZER), main.of(DATA_WAIT)
     assert [(s.a, s.b) for s in steps] == [(n, 0) for n in range(10)]
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_recorded_with_its_size(alone: tuple[Ring, Path]) -> Non
     assert duration(checkpoint) > 0
 
 
-def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
+def test_the_ring_records_the_installed_hooks(alone: tuple[Ring, Path]) -> None:
     main, _ = alone
     # dataloader, optimizer, checkpoint; torch.distributed.checkpoint was never imported, while
     # torch itself imports distributed, ddp and functional collectives, and its optimizers dynamo.
@@ -162,7 +162,7 @@ def test_the_ring_says_which_hooks_stand(alone: tuple[Ring, Path]) -> None:
     job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
 )
 @pytest.mark.parametrize("workers", [*select_long_values(0), 1])
-def test_an_error_of_the_job_reads_as_it_does_without_us(tmp_path: Path, workers: int) -> None:
+def test_a_job_error_looks_the_same_without_the_probe(tmp_path: Path, workers: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("time.sleep(0.005)", "1 // (7 - index)"))
     arguments = ("train.py", json.dumps({"num_workers": workers}), "model.pt")
     run_dir = install_probe(tmp_path / "run")
@@ -200,7 +200,7 @@ print({reason.splitlines()[0]: count for reason, count in breaks.items()})
 """
 
 
-def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
+def test_compiled_code_is_traced_the_same_without_the_probe(tmp_path: Path) -> None:
     run_dir = install_probe(tmp_path / "run")
     with RingWatcher(run_dir) as watcher:
         with_probe = run_python("-c", COMPILED + WAIT, run_dir=run_dir)
@@ -217,9 +217,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", *select_long_values("spawn", "forkserver")])
-def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
-    tmp_path: Path, context: str
-) -> None:
+def test_workers_record_fetches_and_waits_name_the_worker(tmp_path: Path, context: str) -> None:
     main, workers = train(tmp_path, num_workers=2, multiprocessing_context=context)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     assert sorted(pids) == [0, 1]
@@ -244,7 +242,7 @@ def test_workers_fetch_and_the_main_process_knows_for_whom_it_waits(
 
 
 @pytest.mark.long
-def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
+def test_persistent_workers_keep_their_processes_across_epochs(tmp_path: Path) -> None:
     main, workers = train(tmp_path, num_workers=2, persistent_workers=True, epochs=2)
     assert len(workers) == 2
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
@@ -254,7 +252,7 @@ def test_persistent_workers_stay_the_same_processes(tmp_path: Path) -> None:
     assert sum(len(ring.of(FETCH)) for ring in workers) == 10
 
 
-def test_an_epoch_begins_with_a_wait_for_its_sampler(tmp_path: Path) -> None:
+def test_an_epoch_begins_with_a_wait_for_the_sampler(tmp_path: Path) -> None:
     sampler = """
 class Slow(torch.utils.data.Sampler):
     def __len__(self):
@@ -277,7 +275,7 @@ def main():
 
 
 @pytest.mark.long
-def test_workers_of_an_iterable_that_end_early_are_not_waited_for(tmp_path: Path) -> None:
+def test_iterable_workers_that_end_early_cause_no_waits(tmp_path: Path) -> None:
     main, workers = train(tmp_path, num_workers=2, iterable=True)
     pids = {ring.of(WORKER_START)[0].a: ring.pid for ring in workers}
     # Worker 0 has 8 items, worker 1 has 4: batches of workers 0, 1, 0.

@@ -90,7 +90,7 @@ def test_workers_and_the_training_thread_are_sampled(
     assert ("main", LOOP_LINE - 7, LOOP_LINE) in lines
 
 
-def test_a_process_that_loads_itself_is_sampled_by_a_single_thread(tmp_path: Path) -> None:
+def test_a_process_without_workers_is_sampled_by_a_single_thread(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     run_dir = install_probe(tmp_path / "run", stacks="full")
     with RingWatcher(run_dir) as watcher:

@@ -42,7 +42,7 @@ print(net.weight.tolist())
 """
 
 
-def test_streaming_data_loader(tmp_path: Path) -> None:
+def test_a_streaming_data_loader_records_steps_waits_and_fetches(tmp_path: Path) -> None:
     rings = run_with_and_without_probe(CODE, tmp_path)
     main = find_trainer_ring(rings)
     assert list_steps(main) == 4 * [(0, 4, -1)]

@@ -36,7 +36,7 @@ print(net.weight.tolist())
 """
 
 
-def test_web_loader(tmp_path: Path) -> None:
+def test_a_webdataset_loader_records_steps_waits_and_fetches(tmp_path: Path) -> None:
     rings = run_with_and_without_probe(CODE, tmp_path)
     main = find_trainer_ring(rings)
     # Two shards of 8 rows, one to each worker, in batches of 4 that the workers make.

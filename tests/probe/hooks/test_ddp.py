@@ -50,7 +50,7 @@ def gradients(ring: Ring) -> list[Operation]:
 @pytest.mark.parametrize(
     "options", ["static_graph=True", *select_long_values("", "find_unused_parameters=True")]
 )
-def test_the_wait_for_a_slow_rank_is_seen_by_the_others(
+def test_the_other_ranks_record_the_wait_for_a_slow_rank(
     tmp_path: Path, warm_jobs: WarmJobs, options: str
 ) -> None:
     code = f"""
@@ -75,7 +75,7 @@ assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in ddp.p
 
 
 @pytest.mark.long
-def test_the_computation_of_a_backward_pass_is_no_wait(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_backward_computation_is_not_a_gradient_wait(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = f"""
 class Slow(torch.autograd.Function):
     @staticmethod
@@ -100,7 +100,9 @@ for _ in range(3): ddp(batch()).sum().backward(); dist.barrier()
 
 
 @pytest.mark.long
-def test_only_passes_that_reduce_count(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_only_backward_passes_that_reduce_gradients_count(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 ddp = model()
 for step in range(6):  # accumulation: every third pass reduces
@@ -129,7 +131,9 @@ dist.all_reduce(torch.ones(1))                     # 5
 
 
 @pytest.mark.long
-def test_ranks_that_use_other_parameters_count_alike(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_ranks_that_use_different_parameters_number_operations_alike(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 class Net(torch.nn.Module):
     def __init__(self):
@@ -146,7 +150,7 @@ for step in range(6):
 
 
 @pytest.mark.long
-def test_the_jobs_own_communication_hook_stays_and_is_counted(
+def test_a_communication_hook_of_the_job_is_kept_and_counted(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
     code = """
@@ -169,7 +173,9 @@ for _ in range(2): ddp(batch()).sum().backward()
 
 
 @pytest.mark.long
-def test_buffers_are_broadcast_in_the_forward_pass(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_buffer_broadcasts_of_the_forward_pass_are_recorded(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 ddp = DDP(torch.nn.BatchNorm1d(8))
 for _ in range(2): ddp(batch()).sum().backward()
@@ -188,7 +194,7 @@ for _ in range(2): ddp(batch()).sum().backward()
 @pytest.mark.parametrize(
     ("last", "seen"), [pytest.param("layer", 0, marks=pytest.mark.long), ("first", 3)]
 )
-def test_a_wait_inside_a_reentrant_checkpoint_is_left_out(
+def test_a_wait_inside_a_reentrant_checkpoint_is_not_recorded(
     tmp_path: Path, warm_jobs: WarmJobs, last: str, seen: int
 ) -> None:
     code = f"""
@@ -228,7 +234,7 @@ except RuntimeError as error: print(error)
 """
 
 
-def test_training_is_the_same_with_us_to_the_last_bit(
+def test_training_results_are_bitwise_identical_with_the_probe(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     with_probe = launch_ranks(MODEL + TRAIN, tmp_path, warm_jobs)
@@ -258,7 +264,7 @@ for _ in range(2):
 
 
 @pytest.mark.long
-def test_sharded_training_is_the_same_with_us_and_its_collectives_are_seen(
+def test_sharded_training_is_unchanged_and_its_collectives_are_recorded(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     with_probe = launch_ranks(SHARDED, tmp_path, warm_jobs)

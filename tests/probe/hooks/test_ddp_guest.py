@@ -40,7 +40,7 @@ print(torch._dynamo.utils.counters["stats"])
 
 
 @pytest.mark.long
-def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> None:
+def test_compiled_models_are_traced_the_same_without_the_probe(tmp_path: Path) -> None:
     with_probe = launch_ranks(MODEL + COMPILED, tmp_path, install_probe(tmp_path / "run"), size=1)
     without = launch_ranks(MODEL + COMPILED, tmp_path, None, size=1)
     assert without.returncodes == [0], without.stderr
@@ -55,7 +55,7 @@ def test_compiled_models_are_traced_as_they_are_without_us(tmp_path: Path) -> No
         *select_long_values("process_groups.find_group", "ddp._DdpModel", "ddp._append_callback"),
     ],
 )
-def test_an_error_in_the_hook_switches_the_probe_off_and_is_not_seen(
+def test_a_hook_error_disables_the_probe_without_affecting_the_job(
     tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
     code = f"""

@@ -32,7 +32,7 @@ def waited(ring: Ring) -> list[tuple[int, int, int, int]]:
     return [(span.start_ns, span.end_ns, span.a, span.b) for span in ring.of(SYNC)]
 
 
-def test_waits_close_together_are_one_record_in_their_step(tmp_path: Path) -> None:
+def test_nearby_device_waits_are_merged_within_a_step(tmp_path: Path) -> None:
     code = """
 clock[0] = 10_000
 assert there.item() == 7 and there.tolist() == 7   # 10,000 … 12,000
@@ -49,7 +49,7 @@ probe.step()
     assert step.sequence > ring.of(SYNC)[-1].sequence
 
 
-def test_an_error_of_the_job_is_the_jobs(tmp_path: Path) -> None:
+def test_an_exception_of_a_synchronizing_call_reaches_the_job(tmp_path: Path) -> None:
     code = """
 def breaks(self):
     raise ValueError("theirs")
@@ -66,7 +66,7 @@ probe.step()
     assert waited(ran(tmp_path, code)) == []
 
 
-def test_the_allocator_is_read_once_a_second_and_its_rises_recorded(tmp_path: Path) -> None:
+def test_allocator_counters_are_read_every_second_and_rises_recorded(tmp_path: Path) -> None:
     code = """
 counts = {"num_alloc_retries": 2, "num_device_alloc": 70, "num_ooms": 0}
 cuda.memory_stats_as_nested_dict = lambda: counts
@@ -87,9 +87,7 @@ events.collect_finished_waits()
     ] == [(5_000_000_000, 6_000_000_000, 1, 5, -1, 0)]
 
 
-def test_an_allocator_that_counts_nothing_costs_no_more_than_its_own_records(
-    tmp_path: Path,
-) -> None:
+def test_an_allocator_without_statistics_is_queried_only_once(tmp_path: Path) -> None:
     code = """
 asked = []
 def refuses():
@@ -105,7 +103,7 @@ probe.step()
     assert (len(ring.of(19)), len(ring.of(STEP))) == (0, 1)
 
 
-def test_emptying_the_cache_is_memory_that_is_freed(tmp_path: Path) -> None:
+def test_empty_cache_calls_and_warm_up_spans_are_recorded(tmp_path: Path) -> None:
     code = """
 assert cuda.empty_cache() == 7          # 1,000 ns
 with probe.span("warm_up"):

@@ -68,7 +68,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ring], Pa
     return record_ranks(EVERYTHING, folder, run_dir), run_dir
 
 
-def test_each_operation_has_its_number_group_bytes_and_name(
+def test_each_collective_has_a_number_group_bytes_and_name(
     everything: tuple[list[Ring], Path],
 ) -> None:
     rings, _ = everything
@@ -105,9 +105,7 @@ def test_each_rank_announces_its_group_once(everything: tuple[list[Ring], Path])
     }
 
 
-def test_the_others_wait_as_long_as_the_late_one_is_late(
-    tmp_path: Path, warm_jobs: WarmJobs
-) -> None:
+def test_the_other_ranks_wait_for_a_late_rank(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = f"""
 t = torch.ones(1)
 dist.all_reduce(t)
@@ -123,7 +121,7 @@ dist.barrier()
     assert rank_one[2].seconds > LATE_S / 2 > zero[2].seconds
 
 
-def test_an_asynchronous_operation_is_issued_and_waited_for(
+def test_an_asynchronous_operation_records_issue_and_wait(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
     code = f"""
@@ -156,7 +154,9 @@ assert t.tolist() == 10 * [4.0]
     assert waits[0] > LATE_S / 2 > waits[1]
 
 
-def test_messages_name_their_peer_and_count_by_pair(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_messages_name_their_peer_and_are_numbered_by_pair(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     code = """
 t = torch.ones(10)
 half = dist.new_group([0, 2])
@@ -217,9 +217,7 @@ else: dist.recv(t); dist.recv(t)
     assert (alone.group, alone.number) == (own, 0)
 
 
-def test_a_group_is_its_members_and_who_is_outside_counts_nothing(
-    tmp_path: Path, warm_jobs: WarmJobs
-) -> None:
+def test_ranks_outside_a_group_count_no_operations(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 t = torch.ones(1)
 again, first = dist.new_group([0, 1]), dist.new_group([0])
@@ -239,7 +237,7 @@ dist.barrier()
     assert [(o.group, o.number) for o in zero] == [*both[:2], (hash_group("0"), 0), both[2]]
 
 
-def test_an_operation_of_another_thread_says_so(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_an_operation_of_another_thread_is_marked(tmp_path: Path, warm_jobs: WarmJobs) -> None:
     code = """
 import threading
 t = torch.ones(10)
@@ -265,7 +263,7 @@ dist.broadcast(t, src=0)
         ]
 
 
-def test_process_groups_with_equal_members_count_by_themselves(
+def test_process_groups_with_equal_members_number_operations_separately(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
     """Two threads use a group each: their operations have no order between them."""
@@ -297,7 +295,7 @@ thread.join()
     ("version", "old_names"),
     [("2.8.0+cu126", "2000 /run/x"), ("2.9.0", "- -"), ("2.13.0+cpu", "- -"), ("nightly", "- -")],
 )
-def test_only_an_old_pytorch_gets_the_old_variables(
+def test_only_an_old_pytorch_uses_the_old_variable_names(
     tmp_path: Path, version: str, old_names: str
 ) -> None:
     code = f"""

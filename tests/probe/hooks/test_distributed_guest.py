@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.skipif(
     job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
 )
-def test_an_error_of_the_job_reads_as_it_does_without_us(
+def test_a_job_error_looks_the_same_without_the_probe(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     wrong = [
@@ -86,7 +86,7 @@ print(_clusterprof_probe.on, other_calls.active_threads)
         ),
     ],
 )
-def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
+def test_a_hook_error_disables_the_probe_without_affecting_the_job(
     tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
     job = launch_ranks(BROKEN.format(where=where), tmp_path, warm_jobs)
@@ -124,7 +124,7 @@ print(sum(counters["graph_break"].values()), counters["stats"])
 
 
 @pytest.mark.long
-def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path) -> None:
+def test_compiled_code_is_traced_the_same_without_the_probe(tmp_path: Path) -> None:
     with_probe = launch_ranks(COMPILED, tmp_path, install_probe(tmp_path / "run"), size=1)
     without = launch_ranks(COMPILED, tmp_path, None, size=1)
     assert without.returncodes == [0], without.stderr

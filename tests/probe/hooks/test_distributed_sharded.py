@@ -52,7 +52,7 @@ for _ in range(2):
 """
 
 
-def test_fsdp1_gathers_and_scatters(
+def test_fsdp1_all_gathers_and_reduce_scatters_are_recorded(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     job = both_ways(FSDP1, tmp_path, warm_jobs, bare_jobs)
@@ -82,7 +82,7 @@ for _ in range(2):
 
 
 @pytest.mark.long
-def test_a_sharded_optimizer_broadcasts_what_it_owns(
+def test_broadcasts_of_a_sharded_optimizer_are_recorded(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     job = both_ways(ZERO, tmp_path, warm_jobs, bare_jobs)
@@ -108,7 +108,7 @@ dist.barrier()
 
 
 @pytest.mark.long
-def test_ranks_with_less_to_do_count_on(
+def test_ranks_that_finish_early_under_join_keep_counting(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     job = both_ways(JOIN, tmp_path, warm_jobs, bare_jobs)

@@ -56,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_engine(tmp_path: Path, stage: int) -> None:
+def test_a_deepspeed_engine_records_steps_and_checkpoints(tmp_path: Path, stage: int) -> None:
     ring = find_trainer_ring(
         run_with_and_without_probe(
             CODE.replace("STAGE", str(stage)),

@@ -52,7 +52,9 @@ print(trainer.validate(net, validation, verbose=False), net.layer.weight.tolist(
 
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch_lightning"])
-def test_trainer(tmp_path: Path, name: str) -> None:
+def test_a_lightning_trainer_records_steps_evaluations_and_checkpoints(
+    tmp_path: Path, name: str
+) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(CODE.replace("NAME", name), tmp_path))
     package = "lightning.pytorch" if name == "lightning" else name
     assert {
@@ -88,7 +90,7 @@ print(net.weight.tolist())
 """
 
 
-def test_fabric(tmp_path: Path) -> None:
+def test_lightning_fabric_records_steps_and_checkpoints(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(FABRIC, tmp_path))
     assert "lightning.fabric.fabric" in list_hooked_modules(ring)
     assert list_steps(ring) == 3 * [(0, 4, -1)]

@@ -45,7 +45,7 @@ if __name__ == "__main__":
 """
 
 
-def test_distributed_checkpoint(tmp_path: Path) -> None:
+def test_a_megatron_distributed_checkpoint_is_recorded(tmp_path: Path) -> None:
     rings = run_with_and_without_probe(CODE, tmp_path, **make_one_rank_environment())
     (ring,) = [ring for ring in rings if ring.of(CHECKPOINT)]
     assert "megatron.core.dist_checkpointing.serialization" in list_hooked_modules(ring)
@@ -87,7 +87,7 @@ CHECKOUT = os.environ.get("CLUSTERPROF_MEGATRON_LM", "")  # the folder that hold
 
 
 @pytest.mark.skipif(not CHECKOUT, reason="needs Megatron-LM: CLUSTERPROF_MEGATRON_LM=its checkout")
-def test_training(tmp_path: Path) -> None:
+def test_megatron_training_records_steps_and_evaluation(tmp_path: Path) -> None:
     code = f"import sys\nsys.path.insert(0, {CHECKOUT!r})\n" + TRAINING
     ring = find_trainer_ring(run_with_and_without_probe(code, tmp_path))
     expected = {"megatron.training.training", "megatron.training.checkpointing"}

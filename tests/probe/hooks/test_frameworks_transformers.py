@@ -49,7 +49,7 @@ print(model.classifier.weight.tolist())
 """
 
 
-def test_trainer(tmp_path: Path) -> None:
+def test_a_transformers_trainer_records_steps_evaluations_and_checkpoints(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(TRAINER, tmp_path, **OFFLINE))
     assert {"transformers.trainer", "safetensors.torch"} <= list_hooked_modules(ring)
     steps = list_steps(ring)
@@ -91,7 +91,7 @@ print(net.weight.tolist())
 """
 
 
-def test_accelerate(tmp_path: Path) -> None:
+def test_accelerate_records_steps_and_checkpoints(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(ACCELERATE, tmp_path, **OFFLINE))
     assert {"accelerate.accelerator", "safetensors.torch"} <= list_hooked_modules(ring)
     assert list_steps(ring) == [(0, 6, -1), (0, 4, -1), (0, 4, -1), (0, 2, -1)]

@@ -58,7 +58,9 @@ dist.barrier()                                                         # 8
 """
 
 
-def test_each_operation_is_issued_and_waited_for(tmp_path: Path, warm_jobs: WarmJobs) -> None:
+def test_each_functional_collective_records_issue_and_wait(
+    tmp_path: Path, warm_jobs: WarmJobs
+) -> None:
     rings = record_ranks(BEGIN + EVERYTHING, tmp_path, warm_jobs)
     for rank, ring in enumerate(rings):
         matched = list_operations(ring)
@@ -83,7 +85,7 @@ def test_each_operation_is_issued_and_waited_for(tmp_path: Path, warm_jobs: Warm
 
 
 @pytest.mark.long
-def test_the_one_who_needs_the_result_waits_for_the_late_one(
+def test_the_rank_that_needs_the_result_waits_for_late_ranks(
     tmp_path: Path, warm_jobs: WarmJobs
 ) -> None:
     code = f"""
@@ -137,7 +139,7 @@ print(torch.vmap(lambda x: x + 1)(torch.ones(2)).tolist())
 """
 
 
-def test_all_is_as_it_is_without_us(
+def test_functional_collectives_give_the_same_output_without_the_probe(
     tmp_path: Path, warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     with_probe = launch_ranks(BEGIN + SAME, tmp_path, warm_jobs)
@@ -172,7 +174,7 @@ dist.barrier()
 
 
 @pytest.mark.parametrize("backend", select_long_values("aot_eager", "eager"))
-def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: str) -> None:
+def test_compiled_code_is_traced_the_same_without_the_probe(tmp_path: Path, backend: str) -> None:
     code = BEGIN + COMPILED.replace("BACKEND", backend)
     with_probe = launch_ranks(code, tmp_path, install_probe(tmp_path / "run"))
     without = launch_ranks(code, tmp_path, None)
@@ -193,7 +195,7 @@ def test_compiled_code_is_traced_as_it_is_without_us(tmp_path: Path, backend: st
         ),
     ],
 )
-def test_an_error_in_a_hook_switches_the_probe_off_and_is_not_seen(
+def test_a_hook_error_disables_the_probe_without_affecting_the_job(
     tmp_path: Path, warm_jobs: WarmJobs, where: str
 ) -> None:
     code = f"""

@@ -30,7 +30,7 @@ for name, x in (("new", ready[0]), ("same", ready[0]), ("shape", ready[1])):
 """
 
 
-def test_compilations(tmp_path: Path) -> None:
+def test_jax_compilations_are_recorded_for_each_new_shape(tmp_path: Path) -> None:
     (ring,) = run_with_and_without_probe(CODE, tmp_path)
     assert "jax._src.monitoring" in list_hooked_modules(ring)
     kinds = {name: kind for kind, name in ring.names.items()}

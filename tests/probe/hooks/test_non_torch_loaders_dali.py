@@ -41,7 +41,7 @@ print(net.weight.tolist())
 """
 
 
-def test_pytorch_iterator(tmp_path: Path) -> None:
+def test_the_dali_pytorch_iterator_records_waits_and_batches(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(CODE, tmp_path))
     assert "nvidia.dali.plugin.pytorch" in list_hooked_modules(ring)
     # The first batch is taken when the iterator is made, and handed over once.
@@ -69,7 +69,7 @@ for batch in DALIGenericIterator(rows(), ["x"], size=12):
 
 
 @pytest.mark.skipif(not has_module("jax"), reason="needs jax: make test-frameworks")
-def test_jax_iterator(tmp_path: Path) -> None:
+def test_the_dali_jax_iterator_records_waits_and_steps(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(JAX, tmp_path, JAX_PLATFORMS="cpu"))
     assert "nvidia.dali.plugin.jax.iterator" in list_hooked_modules(ring)
     # How much an array of JAX holds is not asked for.

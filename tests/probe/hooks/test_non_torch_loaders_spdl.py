@@ -38,7 +38,7 @@ print(net.weight.tolist())
 """
 
 
-def test_pipeline(tmp_path: Path) -> None:
+def test_an_spdl_pipeline_records_data_waits(tmp_path: Path) -> None:
     ring = find_trainer_ring(run_with_and_without_probe(CODE, tmp_path))
     assert "spdl.pipeline._pipeline" in list_hooked_modules(ring)
     assert list_steps(ring) == 5 * [(0, 4, -1)]

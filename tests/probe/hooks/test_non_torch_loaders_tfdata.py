@@ -27,7 +27,7 @@ print([batch.tolist() for batch in dataset.as_numpy_iterator()])
 """
 
 
-def test_dataset(tmp_path: Path) -> None:
+def test_a_tf_data_dataset_records_data_waits(tmp_path: Path) -> None:
     (ring,) = run_with_and_without_probe(
         CODE, tmp_path, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""
     )

@@ -83,7 +83,7 @@ assert hook._read_counter(optimizer) == -1
     ],
     ids=["Adam", "resumed", "SGD", "own", "on a device"],
 )
-def test_two_numbers_of_the_optimizer_are_recorded(
+def test_the_first_two_step_numbers_of_the_optimizer_are_recorded(
     warm_jobs: WarmJobs, code: str, counters: list[tuple[int, int]], steps: int
 ) -> None:
     (ring,) = warm_jobs.record(START + code)

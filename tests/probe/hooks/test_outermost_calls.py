@@ -83,7 +83,9 @@ for batch in rows:  # the wait for the first batch is one of training
         pytest.param(ROLLOUTS, 1, id="in-every-step"),  # the first
     ],
 )
-def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None:
+def test_evaluation_lasts_from_eval_mode_to_train_mode(
+    rest: str, count: int, tmp_path: Path
+) -> None:
     (ring,) = record_code(LOOP + rest, install_probe(tmp_path / "run"))
     evaluations, steps = ring.of(EVAL), ring.of(STEP)
     assert len(evaluations) == count
@@ -96,7 +98,7 @@ def test_evaluation_between_modes(rest: str, count: int, tmp_path: Path) -> None
         )
 
 
-def test_evaluation_ends_where_the_loop_asks_for_a_batch(tmp_path: Path) -> None:
+def test_evaluation_ends_when_the_loop_requests_a_training_batch(tmp_path: Path) -> None:
     (ring,) = record_code(LOOP + LATE, install_probe(tmp_path / "run"))
     (evaluation,) = ring.of(EVAL)
     waits = ring.of(DATA_WAIT)

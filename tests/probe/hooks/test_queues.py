@@ -167,7 +167,7 @@ def sum_ms(waits: list[Span]) -> float:
 @pytest.mark.parametrize(
     "code", [QUEUE, TIMEOUTS, FUTURES, PROCESS], ids=("queue", "timeouts", "futures", "process")
 )
-def test_the_loop_waits_for_batches(train: Train, code: str) -> None:
+def test_waits_of_the_loop_for_queued_batches_are_recorded(train: Train, code: str) -> None:
     waits = train(code).of(DATA_WAIT)
     assert {(wait.a, wait.b, wait.c, wait.d) for wait in waits} == {(-1, -1, -1, -1)}
     # Batches 3 to 10: that it is a source of batches shows when the second one is taken.
@@ -175,7 +175,7 @@ def test_the_loop_waits_for_batches(train: Train, code: str) -> None:
     assert 80 < sum_ms(waits) < 10 * 20 + 1000
 
 
-def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(train: Train) -> None:
+def test_a_buffered_loader_is_awaited_at_the_buffer(train: Train) -> None:
     ring = train(BUFFERED)
     first_step_ns = ring.of(STEP)[0].end_ns
     # Until the first step ends it is not known which thread trains.
@@ -185,20 +185,20 @@ def test_a_loader_behind_a_buffer_is_waited_for_at_the_buffer(train: Train) -> N
     assert sum(step.c for step in ring.of(STEP)) == 10
 
 
-def test_a_wait_inside_a_loader_belongs_to_it(train: Train) -> None:
+def test_a_queue_wait_inside_a_loader_belongs_to_the_loader(train: Train) -> None:
     waits = train(PINNED).of(DATA_WAIT)
     assert [(wait.a, wait.b) for wait in waits] == [(number, 0) for number in range(10)]
 
 
-def test_what_is_not_taken_in_most_steps_is_no_source_of_batches(train: Train) -> None:
+def test_a_queue_unused_in_most_steps_records_no_waits(train: Train) -> None:
     assert train(SAVES).of(DATA_WAIT) == []
 
 
-def test_queues_of_a_loader_belong_to_it(train: Train) -> None:
+def test_queues_inside_a_foreign_loader_record_no_waits(train: Train) -> None:
     assert train(FOREIGN).of(DATA_WAIT) == []
 
 
-def test_a_process_without_steps_waits_for_no_batches(
+def test_a_process_without_steps_records_no_queue_waits(
     warm_jobs: WarmJobs, bare_jobs: WarmJobs
 ) -> None:
     (ring,) = warm_jobs.record_both_ways(bare_jobs, CODE + SERVER)
@@ -208,7 +208,7 @@ def test_a_process_without_steps_waits_for_no_batches(
 @pytest.mark.skipif(
     job_python.get_python_version() < (3, 11), reason="Python 3.10 re-raises with our frame"
 )
-def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
+def test_a_queue_error_looks_the_same_without_the_probe(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE + QUEUE + "source.get(timeout=0.01)\n")
     run_dir = install_probe(tmp_path / "run")
     with_probe = run_python("train.py", run_dir=run_dir, cwd=tmp_path)
@@ -218,7 +218,7 @@ def test_an_error_reads_as_it_does_without_us(tmp_path: Path) -> None:
     assert with_probe.stderr.count(b"File ") == 2  # the script, and queue.py
 
 
-def test_an_error_of_ours_does_not_replace_that_of_the_job(warm_jobs: WarmJobs) -> None:
+def test_a_probe_error_does_not_replace_a_job_error(warm_jobs: WarmJobs) -> None:
     break_probe = """
 source.put(1); source.get(); source.put(1); source.get()
 if "_clusterprof_probe" in sys.modules:

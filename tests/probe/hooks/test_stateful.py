@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 
 
-def test_without_workers(tmp_path: Path) -> None:
+def test_a_stateful_loader_without_workers_records_fetches(tmp_path: Path) -> None:
     ring = find_trainer_ring(
         run_with_and_without_probe(CODE.replace("OPTIONS", "num_workers=0"), tmp_path)
     )
@@ -52,7 +52,7 @@ def test_without_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers(tmp_path: Path, context: str) -> None:
+def test_a_stateful_loader_with_workers_records_their_waits(tmp_path: Path, context: str) -> None:
     options = f"num_workers=2, multiprocessing_context={context!r}"
     rings = run_with_and_without_probe(CODE.replace("OPTIONS", options), tmp_path)
     main = find_trainer_ring(rings)

@@ -38,11 +38,11 @@ def read_modes(tmp_path: Path, code: str, **variables: str) -> list[int]:
     return [record.a for record in ring.of(layout.DEBUG_MODES)]
 
 
-def test_a_job_without_modes_has_no_records(tmp_path: Path) -> None:
+def test_a_job_without_debug_modes_has_no_mode_records(tmp_path: Path) -> None:
     assert read_modes(tmp_path, "step()") == []
 
 
-def test_modes_of_pytorch_and_python_are_recorded_while_they_are_on(tmp_path: Path) -> None:
+def test_debug_modes_of_pytorch_and_python_are_recorded_while_active(tmp_path: Path) -> None:
     code = """
 with torch.autograd.set_detect_anomaly(True):
     step()
@@ -64,7 +64,7 @@ step()
     ]
 
 
-def test_modes_of_variables_are_on_in_every_step(tmp_path: Path) -> None:
+def test_modes_set_by_environment_variables_apply_to_all_steps(tmp_path: Path) -> None:
     modes = layout.BLOCKING_LAUNCHES | layout.COLLECTIVE_CHECKS
     variables = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "detail"}
     assert read_modes(tmp_path, "step()", **variables) == [modes, modes]
@@ -72,7 +72,7 @@ def test_modes_of_variables_are_on_in_every_step(tmp_path: Path) -> None:
     assert read_modes(tmp_path / "off", "step()", **off) == []
 
 
-def test_a_window_of_the_recorders_own_profiler_is_no_mode(tmp_path: Path) -> None:
+def test_the_profiler_window_of_clusterprof_is_not_a_debug_mode(tmp_path: Path) -> None:
     code = """
 import types
 dive = types.ModuleType("_clusterprof_probe.dive")

@@ -61,7 +61,7 @@ def address(folder: Path) -> Iterator[str]:
     server.stop()
 
 
-def test_the_store_is_read_as_a_folder_is(folder: Path, address: str) -> None:
+def test_an_object_store_recording_is_read_like_a_local_folder(folder: Path, address: str) -> None:
     path = resolve_path(Path(address))  # which has one slash too few
     assert isinstance(path, RemotePath) and str(path) == address
     nodes = list_node_folders(path)
@@ -70,7 +70,7 @@ def test_the_store_is_read_as_a_folder_is(folder: Path, address: str) -> None:
         assert list(map(repr, NodeReader(node))) == list(map(repr, NodeReader(folder / node.name)))
 
 
-def test_the_report_is_that_of_the_local_recording(
+def test_the_report_equals_that_of_the_local_recording(
     folder: Path, address: str, tmp_path: Path
 ) -> None:
     expected = analyze(folder)
@@ -85,14 +85,12 @@ def test_the_report_is_that_of_the_local_recording(
 
 
 @pytest.mark.parametrize("cluster", [NO_CLUSTER, Cluster(workers=1)])
-def test_what_is_not_there_is_an_error(address: str, cluster: Cluster) -> None:
+def test_a_missing_object_path_is_an_error(address: str, cluster: Cluster) -> None:
     with pytest.raises(NoRecording, match=r"s3://recordings/nothing: no such"):
         analyze_with_request([Path(f"s3://{BUCKET}/nothing")], AnalysisRequest(cluster=cluster))
 
 
-def test_a_store_that_does_not_answer_is_an_error(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_store_is_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def info(self, path: str) -> object:
             raise RuntimeError("no route")
@@ -102,7 +100,7 @@ def test_a_store_that_does_not_answer_is_an_error(
         analyze(address)
 
 
-def test_a_store_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_its_client_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec", reason="needs fsspec: pip install 'clusterprof[remote]'")
     for name in ("gcsfs",):
         monkeypatch.setitem(__import__("sys").modules, name, None)
@@ -111,7 +109,9 @@ def test_a_store_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch
     assert caught.value.remedy == "pip install 'clusterprof[remote]' gcsfs"
 
 
-def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_folder_precedes_a_remote_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:" / "run").mkdir(parents=True)
     assert not isinstance(resolve_path(Path("s3://run")), RemotePath)

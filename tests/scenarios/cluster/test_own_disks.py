@@ -125,7 +125,9 @@ def nodes(network: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         separate.cluster.stop()
 
 
-def test_each_node_is_analyzed_where_its_recording_is(nodes: SeparateNodes, tmp_path: Path) -> None:
+def test_each_node_is_analyzed_by_the_worker_with_its_recording(
+    nodes: SeparateNodes, tmp_path: Path
+) -> None:
     """The pool sees all recordings in one folder, at the same path."""
     pool, dask = tmp_path / "pool.json", tmp_path / "dask.json"
     analyze = [sys.executable, "-m", "clusterprof", "analyze", str(nodes.seen), "--json", "-o"]
@@ -143,7 +145,7 @@ def test_each_node_is_analyzed_where_its_recording_is(nodes: SeparateNodes, tmp_
         export([nodes.seen], "json", output=str(pool), scheduler_file=on_cluster[1])
 
 
-def test_a_node_without_its_worker_is_missing_in_the_report(
+def test_nodes_with_a_dead_worker_are_missing_in_the_report(
     nodes: SeparateNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The worker of node 1 dies when all nodes are done: its operations cannot come again."""

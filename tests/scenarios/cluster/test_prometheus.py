@@ -220,18 +220,18 @@ def answer_of(run: Run, *words: str) -> list[tuple[dict[str, str], float]]:
     return run.answers[query]
 
 
-def test_all_three_are_scraped_with_their_token(run: Run) -> None:
+def test_all_three_targets_are_scraped_with_their_token(run: Run) -> None:
     assert run.up == {"127.0.0.1:9640": 1, f"{get_address(1)}:9640": 1, "127.0.0.1:9641": 1}
 
 
-def test_the_culprit_and_its_cause_are_in_the_answers(run: Run) -> None:
+def test_the_culprit_query_returns_rank_and_cause(run: Run) -> None:
     (first, *_) = sorted(answer_of(run, "topk(5"), key=lambda culprit: -culprit[1])
     assert (first[0]["node"], first[0]["rank"]) == (NAMES[1], "1")
     assert first[0]["cause"].startswith(FAMILY)
     assert first[0]["job_name"] == "live"
 
 
-def test_every_query_of_the_page_has_an_answer(run: Run) -> None:
+def test_every_documented_query_returns_data(run: Run) -> None:
     assert [query for query, answer in run.answers.items() if not answer] == []
     shares = answer_of(run, CAUSED.replace("caused", "lost"), "/ on (job_name)")
     assert all(0 <= value <= 1 for _, value in shares)
@@ -239,29 +239,29 @@ def test_every_query_of_the_page_has_an_answer(run: Run) -> None:
     assert 0 <= productive[1] < 0.5, "the loader takes longer than the step"
 
 
-def test_every_panel_of_the_dashboards_has_an_answer(run: Run) -> None:
+def test_every_dashboard_panel_returns_data(run: Run) -> None:
     empty = {title.partition(": ")[2] for title, count in run.panels.items() if not count}
     assert empty == {"GPU busy", "SM activity"}, "there is no GPU, so these two are not known"
 
 
-def test_waits_stay_waits_at_the_agents(run: Run) -> None:
+def test_agents_report_waits_for_ranks_without_a_cause(run: Run) -> None:
     lost = answer_of(run, "sum by (node, rank, cause)", "live_lost")
     waits = {labels["node"]: value for labels, value in lost if labels["cause"] == "wait-for-ranks"}
     assert waits[NAMES[0]] > 5 * waits.get(NAMES[1], 0.0)
     assert not any(labels["cause"] == "wait-for-ranks" for labels, _ in run.last[LOST])
 
 
-def test_alerts_fire_and_stop_with_the_job(run: Run) -> None:
+def test_alerts_fire_and_resolve_with_the_job(run: Run) -> None:
     assert run.firing >= {"ClusterprofJobLosesTime", "ClusterprofCulprit"}
     assert "ClusterprofNoStep" not in run.firing
     assert run.firing_at_the_end == set()
 
 
-def test_series_end_with_the_job_and_collect_as_well(run: Run) -> None:
+def test_series_and_collect_end_with_the_job(run: Run) -> None:
     assert (run.series_at_the_end, run.collect_code) == (0, 0)
 
 
-def test_otlp_gets_the_same_numbers(run: Run) -> None:
+def test_otlp_receives_the_same_numbers(run: Run) -> None:
     (resource,) = run.received[-1]["resourceMetrics"]
     metrics = {metric["name"]: metric for metric in resource["scopeMetrics"][0]["metrics"]}
     for name, answer in run.last.items():
@@ -288,7 +288,7 @@ def sum_by_family(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return sums
 
 
-def test_the_live_numbers_are_those_of_the_report(run: Run) -> None:
+def test_live_metrics_match_the_report(run: Run) -> None:
     assert run.report is not None
     counted = sum(value for _, value in run.last[LOST])
     assert counted == pytest.approx(run.report.lost_ns / 1e9, rel=0.02)

@@ -41,7 +41,7 @@ def store_blocks(entries: list[RankEntry], sinks: dict[int, bytearray]) -> list[
     return out
 
 
-def test_blame_on_the_workers_is_that_of_one_process(tmp_path: Path) -> None:
+def test_blame_on_workers_equals_blame_in_a_single_process(tmp_path: Path) -> None:
     job = draw_fault("data parallel", 8, 5, 300, decoy=True)
     with sample_all_cuts():
         entries = make_entries(job, 16)

@@ -64,7 +64,7 @@ def analyze_on(
     return analyze_with_request([folder], request)
 
 
-def test_every_command_gives_byte_for_byte_what_the_pool_gives(
+def test_every_command_gives_the_same_bytes_as_the_process_pool(
     folder: Path, cluster: DaskCluster, tmp_path: Path
 ) -> None:
     pool, dask = tmp_path / "pool.json", tmp_path / "dask.json"
@@ -83,21 +83,23 @@ def test_every_command_gives_byte_for_byte_what_the_pool_gives(
         assert len(pool.read_bytes()) > 500
 
 
-def test_progress_counts_nodes_in_whatever_order(folder: Path, cluster: DaskCluster) -> None:
+def test_progress_counts_finished_nodes(folder: Path, cluster: DaskCluster) -> None:
     recorded: list[Progress] = []
     analyze_on(cluster, folder, recorded.append)
     assert [progress.nodes for progress in recorded] == [1, 2, 3, 4, 5, 6]
     assert recorded[-1].read_bytes == recorded[-1].all_bytes > 0
 
 
-def test_a_part_of_the_run_is_the_same_part(folder: Path, cluster: DaskCluster) -> None:
+def test_a_part_of_the_run_gives_the_same_report(folder: Path, cluster: DaskCluster) -> None:
     part = PartOfRun(since=Instant(10_000_000_000), description="--since 10s")
     here = analyze_with_request([folder], AnalysisRequest(part=part))
     there = analyze_with_request([folder], AnalysisRequest(part=part, cluster=cluster.address))
     assert there == here
 
 
-def test_a_worker_that_dies_is_replaced(folder: Path, all_workers: DaskCluster) -> None:
+def test_a_worker_killed_after_all_nodes_is_replaced(
+    folder: Path, all_workers: DaskCluster
+) -> None:
     """It dies when all nodes are done: what it had stored must be computed again."""
     expected = render(analyze(folder, history=True))
 
@@ -108,7 +110,9 @@ def test_a_worker_that_dies_is_replaced(folder: Path, all_workers: DaskCluster) 
     assert render(analyze_on(all_workers, folder, kill_at_the_end)) == expected
 
 
-def test_a_worker_that_dies_on_the_way_is_replaced(folder: Path, all_workers: DaskCluster) -> None:
+def test_a_worker_killed_during_the_analysis_is_replaced(
+    folder: Path, all_workers: DaskCluster
+) -> None:
     expected = render(analyze(folder, history=True))
 
     def kill_at_once(progress: Progress) -> None:
@@ -118,7 +122,9 @@ def test_a_worker_that_dies_on_the_way_is_replaced(folder: Path, all_workers: Da
     assert render(analyze_on(all_workers, folder, kill_at_once)) == expected
 
 
-def test_damage_is_reported_alike(folder: Path, cluster: DaskCluster, tmp_path: Path) -> None:
+def test_damaged_recordings_give_the_same_report(
+    folder: Path, cluster: DaskCluster, tmp_path: Path
+) -> None:
     for node in folder.iterdir():
         (tmp_path / node.name).mkdir()
         data = bytearray((node / "000001.cpf").read_bytes())
@@ -130,7 +136,7 @@ def test_damage_is_reported_alike(folder: Path, cluster: DaskCluster, tmp_path: 
     assert analyze(tmp_path, cluster=cluster.address) == expected
 
 
-def test_another_version_on_the_workers_is_an_error(
+def test_workers_of_another_version_are_an_error(
     folder: Path, cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clusterprof import __version__
@@ -142,7 +148,7 @@ def test_another_version_on_the_workers_is_an_error(
     assert "this machine has 9.9.9" in caught.value.message
 
 
-def test_a_worker_of_another_version_that_joins_later_gives_no_result(
+def test_a_late_worker_of_another_version_is_refused(
     folder: Path, cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_engine, "__version__", "9.9.9")
@@ -150,12 +156,12 @@ def test_a_worker_of_another_version_that_joins_later_gives_no_result(
         analyze_on(cluster, folder)
 
 
-def test_a_path_that_no_worker_sees_is_an_error(cluster: DaskCluster, tmp_path: Path) -> None:
+def test_a_path_unseen_by_all_workers_is_an_error(cluster: DaskCluster, tmp_path: Path) -> None:
     with pytest.raises(NoRecording, match="no worker sees this path"):
         analyze_on(cluster, tmp_path / "missing")
 
 
-def test_a_scheduler_that_is_not_there_is_an_error(
+def test_an_unreachable_scheduler_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_client, "CONNECT_TIMEOUT_S", 1)
@@ -168,7 +174,7 @@ def test_a_scheduler_that_is_not_there_is_an_error(
         choose_cluster("tcp://127.0.0.1:9", None, 2)
 
 
-def test_after_the_scheduler_is_gone_the_rest_is_reported(folder: Path, tmp_path: Path) -> None:
+def test_a_lost_scheduler_leaves_a_report_of_finished_nodes(folder: Path, tmp_path: Path) -> None:
     """The nodes that were finished are analyzed; the others, and all waits, are missing."""
     with run_cluster(tmp_path, 1) as own:
 
@@ -184,7 +190,7 @@ def test_after_the_scheduler_is_gone_the_rest_is_reported(folder: Path, tmp_path
     assert lost[-1].what.endswith("waits between ranks")
 
 
-def test_workers_can_be_started_on_this_machine(folder: Path, tmp_path: Path) -> None:
+def test_local_workers_give_the_same_report(folder: Path, tmp_path: Path) -> None:
     assert (
         main(["analyze", str(folder), "--json", "-o", str(tmp_path / "a"), "--workers", "1"]) == 0
     )
@@ -192,7 +198,7 @@ def test_workers_can_be_started_on_this_machine(folder: Path, tmp_path: Path) ->
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_ctrl_c_cancels_what_was_not_begun(folder: Path, cluster: DaskCluster) -> None:
+def test_ctrl_c_cancels_pending_tasks(folder: Path, cluster: DaskCluster) -> None:
     from distributed import Client
 
     def interrupt(progress: Progress) -> None:

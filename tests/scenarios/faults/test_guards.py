@@ -13,7 +13,7 @@ from tests.scenarios.faults.results import ROOT
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.fault}-{guard.file}")
-def test_a_guard_stands_in_the_source_and_its_fault_exists(guard: Guard, tmp_path: Path) -> None:
+def test_every_guard_exists_in_the_source_and_names_a_fault(guard: Guard, tmp_path: Path) -> None:
     for file, *_ in ((guard.file,), *guard.also):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "clusterprof" / file, tmp_path / file)
@@ -25,13 +25,13 @@ def test_a_guard_stands_in_the_source_and_its_fault_exists(guard: Guard, tmp_pat
     assert guard.fault in {fault.name for fault in FAULTS}
 
 
-def test_every_fault_has_a_guard_or_a_reason_why_not() -> None:
+def test_every_fault_has_a_guard_or_a_stated_exception() -> None:
     guarded = {guard.fault for guard in GUARDS}
     assert {fault.name for fault in FAULTS} == guarded | UNGUARDED.keys()
     assert not guarded & UNGUARDED.keys()
 
 
-def test_a_guard_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_guard_is_refused(tmp_path: Path) -> None:
     path = tmp_path / GUARDS[0].file
     path.parent.mkdir(parents=True)
     path.write_text("")

@@ -23,12 +23,12 @@ def test_forged_recordings_end_in_a_report_or_a_refusal(first: int) -> None:
     ]
 
 
-def test_what_was_found_stays_mended() -> None:
+def test_formerly_failing_forgeries_are_handled() -> None:
     prepare_process()
     assert [try_forged(number) for number in FORMER] == [("", "")] * len(FORMER)
 
 
-def test_a_number_stands_for_one_forgery(tmp_path: Path) -> None:
+def test_a_seed_number_gives_the_same_forgery(tmp_path: Path) -> None:
     contents = []
     for name in ("a", "b"):
         shutil.copytree(RECORDINGS / "v1", tmp_path / name)
@@ -38,6 +38,6 @@ def test_a_number_stands_for_one_forgery(tmp_path: Path) -> None:
     assert contents[0] == contents[1] != original
 
 
-def test_a_crash_and_a_death_are_findings() -> None:
+def test_crashes_and_missing_answers_are_findings() -> None:
     assert run_limited(lambda: ("KeyError at waits.py:205", "trace"))[0].startswith("KeyError")
     assert run_limited(lambda: [bytearray(1 << 40)] and ("", ""))[0] == "no answer"

@@ -43,11 +43,11 @@ def test_seeds_are_read_and_mutations_end_in_records_or_a_refusal(
 
 
 @pytest.mark.parametrize(("name", "case"), FOUND)
-def test_what_was_found_stays_mended(name: str, case: Case) -> None:
+def test_formerly_failing_inputs_are_handled(name: str, case: Case) -> None:
     try_one(importer_named(name), case)  # it raises nothing
 
 
-def test_a_number_stands_for_one_input_and_inputs_differ() -> None:
+def test_a_seed_number_gives_the_same_input_and_inputs_differ() -> None:
     cases = cases_in(SEEDS / "dftracer")
     several = [Inputs(cases, "dftracer").of(number).files for number in range(200)]
     inputs = Inputs(cases, "dftracer")
@@ -56,6 +56,6 @@ def test_a_number_stands_for_one_input_and_inputs_differ() -> None:
     assert all(len(data) <= BYTES_AT_MOST + 1024 for files in several for _, data in files)
 
 
-def test_every_mutation_bears_an_empty_file() -> None:
+def test_every_mutation_accepts_an_empty_file() -> None:
     for number in range(300):
         mutated(b"", [b""], random.Random(number))

@@ -41,7 +41,7 @@ def test_the_corpus_is_large_and_reaches_every_role() -> None:
 
 
 @pytest.mark.parametrize("kind", RENDERERS, ids=lambda kind: kind.name)
-def test_every_renderer(kind: type, hostile: list[Report]) -> None:
+def test_every_renderer_escapes_hostile_strings(kind: type, hostile: list[Report]) -> None:
     renderers = [kind(width=72, color=True)] if kind is Terminal else [kind()]
     check = checks.BY_NAME.get(kind.name)
     for report, renderer in itertools.product(hostile, renderers):
@@ -87,7 +87,7 @@ def forms(verdict: Verdict, report: Report) -> dict[str, str]:
     return made | {"github": format_workflow_commands(verdict)}
 
 
-def test_every_form_of_a_verdict() -> None:
+def test_every_verdict_format_escapes_hostile_strings() -> None:
     for verdict, report in verdicts():
         for form, text in forms(verdict, report).items():
             if form == "github":
@@ -101,7 +101,7 @@ def test_every_form_of_a_verdict() -> None:
                 checks.BY_NAME[form](text)
 
 
-def test_doctor() -> None:
+def test_doctor_escapes_hostile_strings() -> None:
     for batch in batches():
         looks = [
             SourceCheck(
@@ -137,7 +137,7 @@ def lives() -> Iterator[LiveView]:
         yield LiveView(batch[at % AT_ONCE], 60 * S, S, nodes, wide(batch), ranks, batch[-1])
 
 
-def test_top() -> None:
+def test_top_escapes_hostile_strings() -> None:
     for live in lives():
         for view in (View(80, 60, "lost", "rank"), View(50, 24, "name", "node")):
             lines = draw_screen(live, view, True, "foot")
@@ -146,7 +146,7 @@ def test_top() -> None:
         checks.nothing_that_controls(describe_screen(live))
 
 
-def test_error_messages() -> None:
+def test_error_messages_escape_hostile_strings() -> None:
     for item in HOSTILE:
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             common.print_error(item, item)
@@ -154,7 +154,7 @@ def test_error_messages() -> None:
         assert errors.getvalue().count("\n") == 1 + bool(item)
 
 
-def test_every_string_by_itself_is_harmless_at_every_length() -> None:
+def test_every_hostile_string_is_escaped_at_every_length() -> None:
     for item in HOSTILE:
         for limit in (1, 2, 20, 200, 4096):
             text = escape_text(item, limit)

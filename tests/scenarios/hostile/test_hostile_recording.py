@@ -108,7 +108,7 @@ def test_a_recording_of_hostile_names_is_analysed_and_printed(recordings: list[P
                 checks.BY_NAME.get(kind.name, str)(text)
 
 
-def test_its_dump_is_plain_json(recordings: list[Path]) -> None:
+def test_the_dump_of_hostile_names_is_printable_json(recordings: list[Path]) -> None:
     for recording in recordings:
         lines = list(export_records(recording))
         assert all(line.isascii() and line.isprintable() for line in lines)
@@ -117,7 +117,7 @@ def test_its_dump_is_plain_json(recordings: list[Path]) -> None:
             checks.json_(line)
 
 
-def test_top_shows_it(recordings: list[Path]) -> None:
+def test_top_shows_a_recording_of_hostile_names(recordings: list[Path]) -> None:
     for recording in recordings:
         live = LiveJob([recording], build_limits({})).update(time.time_ns())
         assert live.trouble == "" and len(live.report.ranks) == 8
@@ -125,7 +125,9 @@ def test_top_shows_it(recordings: list[Path]) -> None:
         checks.nothing_that_controls(describe_screen(live))
 
 
-def test_paths_and_words_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_paths_and_arguments_with_hostile_names_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     from clusterprof.cli.app import main
 
     word = "\x1b[2Ja\n::error::x\udcff[/]\u202ex"

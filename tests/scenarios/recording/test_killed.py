@@ -141,7 +141,7 @@ def test_a_stopped_recorder_does_not_stop_the_job(nursery: RecordedJobs, tmp_pat
     )  # 250 in half a second: the ring held them
 
 
-def test_a_job_whose_recorder_died_is_recorded_anew(tmp_path: Path) -> None:
+def test_a_new_process_of_the_job_replaces_a_killed_recorder(tmp_path: Path) -> None:
     job = make_job_id("again")
     out, env = tmp_path / "out", make_environment(job)
     first = subprocess.Popen([*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=env)

@@ -37,7 +37,7 @@ def job() -> Iterator[str]:
     wait_until(lambda: not get_run_dir(name).exists())  # every recorder left, and tidied up
 
 
-def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
+def test_every_exit_code_of_the_command_is_returned(tmp_path: Path, job: str) -> None:
     printed = run_launcher(
         tmp_path / "out",
         job,
@@ -49,7 +49,7 @@ def test_every_exit_code_passes_through(tmp_path: Path, job: str) -> None:
     assert printed.strip() == str([code << 8 for code in range(256)])
 
 
-def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
+def test_every_fatal_signal_of_the_command_is_returned(tmp_path: Path, job: str) -> None:
     harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     stopping = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     fatal = sorted(set(range(1, 32)) - {int(n) for n in harmless | stopping})
@@ -68,7 +68,7 @@ def test_every_fatal_signal_passes_through(tmp_path: Path, job: str) -> None:
     assert printed.strip() == str(fatal)
 
 
-def test_exit_codes_of_the_whole_command(tmp_path: Path) -> None:
+def test_the_record_command_exits_with_the_code_of_its_command(tmp_path: Path) -> None:
     for code in (0, 1, 7, 255):
         done = record(tmp_path / str(code), "/bin/sh", "-c", f"exit {code}", env=make_environment())
         assert done.returncode == code
@@ -76,7 +76,7 @@ def test_exit_codes_of_the_whole_command(tmp_path: Path) -> None:
     assert killed.returncode == -9
 
 
-def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None:
+def test_record_adds_only_a_single_line_to_stderr(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = record(out, "/bin/sh", "-c", "cat; echo err >&2", env=make_environment())
     assert done.stdout == ""
@@ -87,7 +87,7 @@ def test_output_is_the_commands_own_and_one_line_is_ours(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("words", ['exec "$@" 2>/dev/full', 'exec "$@" 2>&-'])
-def test_a_command_runs_where_stderr_cannot_be_written(tmp_path: Path, words: str) -> None:
+def test_the_command_runs_despite_an_unwritable_stderr(tmp_path: Path, words: str) -> None:
     out = tmp_path / "out"
     command = ["/bin/sh", "-c", words, "sh", *RECORD, "-o", str(out), "--", "/bin/sh", "-c"]
     done = subprocess.run(
@@ -102,7 +102,7 @@ def test_a_command_runs_where_stderr_cannot_be_written(tmp_path: Path, words: st
     wait_for_end(out)
 
 
-def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path, job: str) -> None:
+def test_the_command_keeps_the_pid_and_the_recorder_is_detached(tmp_path: Path, job: str) -> None:
     out = tmp_path / "out"
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
     process = subprocess.Popen(
@@ -129,7 +129,7 @@ def test_the_pid_stays_and_the_recorder_has_no_parent_in_the_job(tmp_path: Path,
     wait_until(lambda: not is_alive(agent))
 
 
-def test_no_descriptor_of_ours_is_left_open(tmp_path: Path) -> None:
+def test_the_command_inherits_no_descriptor_of_the_recorder(tmp_path: Path) -> None:
     program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int))"
     plain = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, check=True)
     done = record(
@@ -221,7 +221,7 @@ def test_a_recording_has_header_clock_samples_and_an_end(tmp_path: Path) -> None
     assert stopped.attributes["reason"] == "no process is left"
 
 
-def test_the_first_frame_is_there_before_the_command_starts(tmp_path: Path) -> None:
+def test_the_first_frame_is_on_disk_before_the_command_starts(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = record(out, "/bin/sh", "-c", f"cat {out}/*/000001.cpf | wc -c", env=make_environment())
     assert int(done.stdout) > 1000
@@ -236,7 +236,7 @@ def test_the_first_frame_is_there_before_the_command_starts(tmp_path: Path) -> N
         (["/etc"], 126, "/etc: is a directory"),
     ],
 )
-def test_what_cannot_be_executed_is_reported_as_a_shell_would(
+def test_an_unexecutable_command_is_reported_like_in_a_shell(
     tmp_path: Path, command: list[str], code: int, words: str
 ) -> None:
     done = subprocess.run(
@@ -250,14 +250,14 @@ def test_what_cannot_be_executed_is_reported_as_a_shell_would(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_script_without_a_first_line_is_run_by_a_shell(tmp_path: Path) -> None:
+def test_a_script_without_a_shebang_is_run_by_a_shell(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("exit 9\n")
     script.chmod(0o755)
     assert record(tmp_path / "out", str(script), env=make_environment()).returncode == 9
 
 
-def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -> None:
+def test_a_failed_recorder_start_does_not_stop_the_command(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
     command = ["--", "/bin/echo", "trained"]
@@ -278,7 +278,7 @@ def test_a_recording_that_cannot_start_never_stops_the_command(tmp_path: Path) -
     assert (strict.returncode, strict.stdout) == (125, "")
 
 
-def test_the_recorder_leaves_within_two_seconds(tmp_path: Path, job: str) -> None:
+def test_the_recorder_exits_within_two_seconds_after_the_job(tmp_path: Path, job: str) -> None:
     process = subprocess.Popen(
         [*RECORD, "-o", str(tmp_path / "out"), "--", "/bin/sleep", "60"], env=make_environment(job)
     )

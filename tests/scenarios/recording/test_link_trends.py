@@ -24,7 +24,7 @@ for second in range(6):
 """
 
 
-def test_replays_of_one_gpu_are_named(tmp_path: Path) -> None:
+def test_pcie_replays_and_width_are_reported_for_the_affected_gpu(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario")
     scenario.write("0 GetCurrPcieLinkWidth = 8")
     variables = make_environment(build_library(tmp_path / "library"), scenario)

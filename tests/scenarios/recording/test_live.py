@@ -36,7 +36,7 @@ TRAINING = textwrap.dedent(
 )
 
 
-def test_a_node_settles_its_last_minute_while_it_is_watched(tmp_path: Path) -> None:
+def test_a_watched_node_settles_its_last_minute(tmp_path: Path) -> None:
     out, done = tmp_path / "out", tmp_path / "done"
     job = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", PYTHON, "-c", TRAINING, str(done)],

@@ -98,7 +98,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return start_job
 
 
-def test_metrics_live_as_long_as_the_job_and_survive_their_process(
+def test_metrics_last_until_the_job_ends_and_survive_a_restart(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     port, file = find_port(), tmp_path / "{job}-{node}.prom"
@@ -142,7 +142,7 @@ def test_metrics_live_as_long_as_the_job_and_survive_their_process(
     assert "helper:metrics" in cpu_devices, "its CPU time is part of the cost of recording"
 
 
-def test_two_jobs_on_a_node_share_a_range_and_a_taken_port_is_explained(
+def test_two_jobs_share_a_port_range_and_report_used_ports(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -167,7 +167,7 @@ def test_two_jobs_on_a_node_share_a_range_and_a_taken_port_is_explained(
         wait_for_end(tmp_path / name)
 
 
-def test_the_process_dies_with_a_recorder_that_is_killed(
+def test_a_killed_recorder_ends_its_metrics_process(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     port = find_port()
@@ -196,7 +196,7 @@ def test_the_process_dies_with_a_recorder_that_is_killed(
         ("otlp:http://user:word@x", "carries a user or password"),
     ],
 )
-def test_a_target_that_is_none_is_an_error_before_the_job_starts(
+def test_an_invalid_metrics_target_fails_before_the_job_starts(
     tmp_path: Path, target: str, message: str
 ) -> None:
     done = subprocess.run(

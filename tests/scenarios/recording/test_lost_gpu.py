@@ -89,7 +89,7 @@ def measure_tick_ns(out: Path) -> float:
 
 
 @pytest.mark.parametrize(("line", "event"), TROUBLES.values(), ids=TROUBLES.keys())
-def test_trouble_with_one_gpu_is_its_own(line: str, event: str, tmp_path: Path) -> None:
+def test_a_failing_gpu_leaves_gaps_only_for_itself(line: str, event: str, tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
     nvml = nvml_environment(build_library(tmp_path / "lib"), scenario)
     own = {name: nvml[name] for name in ("LD_LIBRARY_PATH", "FAKENVML_CTL")}

@@ -27,7 +27,7 @@ def job() -> Iterator[str]:
     wait_until(lambda: not get_run_dir(name).exists())  # every recorder left, and tidied up
 
 
-def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
+def test_sixteen_ranks_elect_a_single_recorder(tmp_path: Path, job: str) -> None:
     out = tmp_path / "out"
     body = """
         import time
@@ -58,7 +58,7 @@ def test_sixteen_ranks_elect_one_recorder(tmp_path: Path, job: str) -> None:
     assert len(list_events(out, "process-exited")) == 16
 
 
-def test_a_later_process_of_the_job_elects_anew(tmp_path: Path, job: str) -> None:
+def test_a_later_process_of_the_job_elects_a_new_recorder(tmp_path: Path, job: str) -> None:
     out, env = tmp_path / "out", make_environment(job)
     for _ in range(2):
         done = subprocess.run(

@@ -104,7 +104,7 @@ def test_a_full_disk_pauses_the_recording_and_not_the_job(small_disk: Path, tmp_
     assert len([t for t in times if full_ns < t < free_ns]) >= (free_ns - full_ns) / TICK_NS / 3
 
 
-def test_everything_written_is_private(tmp_path: Path) -> None:
+def test_all_written_files_are_private(tmp_path: Path) -> None:
     job, out = make_job_id("private"), tmp_path / "out"
     old = os.umask(0)
     try:
@@ -196,7 +196,7 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
         assert secret.encode() not in written + dumped
 
 
-def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_hanging_driver_does_not_delay_other_collectors(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path / "scenario", devices=2, gpm=True)
     scenario.write()
     nvml = nvml_environment(build_library(tmp_path / "lib"), scenario)
@@ -242,7 +242,7 @@ def test_a_driver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     } == {device}
 
 
-def test_the_recorder_ends_at_once_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_sigterm_ends_the_recorder_immediately(tmp_path: Path) -> None:
     job, out = make_job_id("signaled"), tmp_path / "out"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=make_environment(job)
@@ -258,7 +258,7 @@ def test_the_recorder_ends_at_once_when_it_is_asked_to(tmp_path: Path) -> None:
     process.wait()
 
 
-def test_recording_under_a_read_only_home_and_a_foreign_working_directory(tmp_path: Path) -> None:
+def test_recording_works_with_a_read_only_home_and_shadowing_modules(tmp_path: Path) -> None:
     hostile = tmp_path / "cwd"
     hostile.mkdir()
     for name in ("json", "msgspec", "clusterprof", "sitecustomize"):
@@ -287,7 +287,7 @@ def network_sockets(pid: int) -> list[str]:
     return [link for link in links if link.startswith("socket:") and link not in own]
 
 
-def test_the_recorder_is_a_good_neighbour(tmp_path: Path) -> None:
+def test_the_recorder_uses_batch_scheduling_and_little_memory(tmp_path: Path) -> None:
     job, out = make_job_id("manners"), tmp_path / "out"
     process = subprocess.Popen(
         [*RECORD, "-o", str(out), "--", "/bin/sleep", "60"], env=make_environment(job)

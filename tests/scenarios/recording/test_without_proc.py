@@ -53,7 +53,7 @@ def test_the_recorder_on_linux_does_not_load_psutil(tmp_path: Path) -> None:
     assert done.stdout == "0 False True\n"
 
 
-def test_a_forced_recording_has_the_signals_and_the_process_table(tmp_path: Path) -> None:
+def test_a_recording_by_psutil_has_signals_and_the_process_table(tmp_path: Path) -> None:
     """The job reads 3 MiB: the last row of its process has at least these bytes."""
     data, profile, out = tmp_path / "data", tmp_path / "forced.yaml", tmp_path / "out"
     data.write_bytes(bytes(3 << 20))
@@ -112,7 +112,7 @@ def test_a_process_is_found_and_attached_without_proc(tmp_path: Path, nowhere: R
     assert not Registry(tmp_path, str(nowhere.proc)).attach(child.pid, {}, 1)
 
 
-def test_host_facts_of_psutil_are_those_of_proc(nowhere: Roots) -> None:
+def test_host_facts_of_psutil_match_those_of_proc(nowhere: Roots) -> None:
     here, portable = psutil_host.read_host_facts(Roots()), psutil_host.read_host_facts(nowhere)
     assert portable.platform == here.platform
     assert (
@@ -123,7 +123,7 @@ def test_host_facts_of_psutil_are_those_of_proc(nowhere: Roots) -> None:
     assert abs(portable.booted_ns - here.booted_ns) < 2_000_000_000
 
 
-def test_doctor_states_a_reason_for_a_fact_that_nobody_knows(
+def test_doctor_states_a_reason_for_unknown_host_facts(
     nowhere: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> float:
@@ -142,7 +142,7 @@ def test_doctor_states_a_reason_for_a_fact_that_nobody_knows(
     assert [gap.owner for gap in check.holes] == ["impossible here", "cluster admin"]
 
 
-def test_doctor_on_linux_reads_the_files(tmp_path: Path) -> None:
+def test_doctor_on_linux_reads_host_facts_from_proc(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:       16777216 kB\n")
     (tmp_path / "proc/stat").write_text("cpu  1 2 3\nbtime 1700000000\n")
@@ -150,7 +150,7 @@ def test_doctor_on_linux_reads_the_files(tmp_path: Path) -> None:
     assert "16.0 GiB of memory, booted 2023-11-14 22:13 UTC" in check.found
 
 
-def test_only_an_empty_or_missing_proc_is_none(tmp_path: Path) -> None:
+def test_an_empty_or_missing_proc_counts_as_absent(tmp_path: Path) -> None:
     assert psutil_host.has_linux_proc(Roots())
     assert os.path.isdir(tmp_path) and not psutil_host.has_linux_proc(Roots(tmp_path))
     assert not psutil_host.has_linux_proc(Roots(tmp_path / "none"))

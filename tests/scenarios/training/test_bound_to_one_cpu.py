@@ -32,7 +32,7 @@ BIND = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sy
 STEPS = 96
 
 
-def test_affinity_is_blamed_and_not_the_disk(tmp_path: Path) -> None:
+def test_cpu_affinity_is_the_cause_and_not_the_disk(tmp_path: Path) -> None:
     online = parse_cpulist(Path("/sys/devices/system/cpu/online").read_text())
     if len(online) < 2:
         pytest.skip("one CPU only: there is nothing to take away")

@@ -72,7 +72,7 @@ def find_note(out: Path) -> str:
     return note
 
 
-def test_the_operator_that_only_one_rank_runs_is_named(tmp_path: Path) -> None:
+def test_an_operator_run_by_a_single_rank_is_named(tmp_path: Path) -> None:
     out, log, status = run_job(tmp_path)
     assert status == 0, log
     assert "rank 0: " in log and "rank 1: " in log
@@ -101,7 +101,7 @@ def test_a_window_is_refused_while_the_job_profiles_itself(tmp_path: Path) -> No
     assert "none of rank 1: another profiler was active" in find_note(out)
 
 
-def test_a_rank_that_is_killed_meanwhile(tmp_path: Path) -> None:
+def test_a_rank_killed_during_its_profiler_window_is_reported(tmp_path: Path) -> None:
     out, _, status = run_job(tmp_path, "dies", until="dive-begun")
     assert status != 0  # torchrun ends the others
     late, _ = finished_dive(out).attributes["windows"]
@@ -111,7 +111,7 @@ def test_a_rank_that_is_killed_meanwhile(tmp_path: Path) -> None:
         assert "none of rank 1: the process ended before its window did" in note
 
 
-def test_no_probe_asks_for_a_window_without_the_option(tmp_path: Path) -> None:
+def test_the_probe_requests_no_profiler_window_without_the_option(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         "import sys, torch\nprint(any(name.endswith('.dive') for name in sys.modules))\n"

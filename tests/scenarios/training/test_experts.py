@@ -55,6 +55,6 @@ def test_the_rank_with_the_fullest_expert_is_named_with_its_bytes(tmp_path: Path
 
 
 @pytest.mark.long  # from a recording made by hand: tests/analysis/cross_rank/test_waits.py
-def test_a_slow_expert_with_as_many_tokens_brings_no_more(tmp_path: Path) -> None:
+def test_a_slow_expert_with_equal_tokens_has_no_byte_evidence(tmp_path: Path) -> None:
     evidence = find_work_evidence(record_job(tmp_path / "run", "20,20", "0.001,0.003"))
     assert "step.worked_ns" in evidence and "step.all_to_all_bytes" not in evidence

@@ -35,7 +35,7 @@ def run_job(out: Path, *options: str, steps: int = STEPS) -> None:
     wait_for_end(out)
 
 
-def test_every_operation_is_joined_with_its_entry(tmp_path: Path) -> None:
+def test_every_operation_is_matched_with_its_flight_recorder_entry(tmp_path: Path) -> None:
     run_job(tmp_path / "run")
     dumps = sorted((tmp_path / "run").glob("*/nccl/exit_rank_*.json"))
     assert [path.name for path in dumps] == ["exit_rank_0.json", "exit_rank_1.json"]
@@ -54,7 +54,7 @@ def test_every_operation_is_joined_with_its_entry(tmp_path: Path) -> None:
     assert compared is not None and int(compared[1]) == 2 * (STEPS - 1), note
 
 
-def test_no_dump_where_nothing_of_nccl_is_wanted(tmp_path: Path) -> None:
+def test_nccl_off_writes_no_flight_recorder_dump(tmp_path: Path) -> None:
     run_job(tmp_path / "run", "--nccl", "off", steps=3)
     assert not list((tmp_path / "run").glob("*/nccl"))
     report = analyze(tmp_path / "run")

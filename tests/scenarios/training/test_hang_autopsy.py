@@ -125,7 +125,7 @@ def first_screen(report: Report) -> str:
     return list_warnings(report)[0]
 
 
-def test_a_rank_that_is_stopped(hung: dict[str, Job]) -> None:
+def test_a_stopped_rank_is_named_in_the_hang_report(hung: dict[str, Job]) -> None:
     job = hung["stopped"]
     report = report_on(job)
     text = first_screen(report)
@@ -141,7 +141,7 @@ def test_a_rank_that_is_stopped(hung: dict[str, Job]) -> None:
     assert sorted(map(int, pids)) == sorted(job.pids.values())
 
 
-def test_a_rank_stuck_in_its_loader(hung: dict[str, Job]) -> None:
+def test_a_rank_stuck_in_its_loader_is_named_with_function(hung: dict[str, Job]) -> None:
     report = report_on(hung["loader"])
     text = first_screen(report)
     assert " in all_reduce 20 for rank 1 on " in text, text
@@ -154,7 +154,7 @@ def test_a_rank_stuck_in_its_loader(hung: dict[str, Job]) -> None:
     assert "rank 1 had not reached it" in flight
 
 
-def test_a_rank_in_another_operation(hung: dict[str, Job]) -> None:
+def test_a_rank_in_another_operation_is_named(hung: dict[str, Job]) -> None:
     report = report_on(hung["other-collective"])
     text = first_screen(report)
     assert "wait for each other in a circle" in text, text
@@ -164,7 +164,7 @@ def test_a_rank_in_another_operation(hung: dict[str, Job]) -> None:
     assert [culprit.rank for culprit in hang.culprits] == [1]
 
 
-def test_a_rank_that_goes_on_without_the_others(hung: dict[str, Job]) -> None:
+def test_a_diverged_rank_is_named_in_the_hang_report(hung: dict[str, Job]) -> None:
     report = report_on(hung["diverged"])
     text = first_screen(report)
     assert " in all_reduce 20 for rank 1 on " in text, text
@@ -172,7 +172,7 @@ def test_a_rank_that_goes_on_without_the_others(hung: dict[str, Job]) -> None:
     assert " at hang.py:" in text
 
 
-def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_in_the_hang_report(tmp_path: Path) -> None:
     with running(tmp_path, "killed") as job:
         time.sleep(1.0)
         os.kill(job.pids[1], signal.SIGKILL)

@@ -70,7 +70,7 @@ def stopped_job(tmp_path: Path) -> Report:
     return analyze(out)
 
 
-def test_the_rank_that_stopped_is_named(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_as_cause_of_the_hang(tmp_path: Path) -> None:
     report = stopped_job(tmp_path)
     [hang] = [finding for finding in report.findings if finding.cause.id == "fail-hang"]
     assert [culprit.rank for culprit in hang.culprits] == [1]

@@ -66,7 +66,7 @@ def places(records: list[Record]) -> list[tuple]:
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_one_recorder_sees_every_rank_once(name: str, tmp_path: Path) -> None:
+def test_a_single_recorder_registers_every_rank_once(name: str, tmp_path: Path) -> None:
     launcher = launcher_command(name)
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
@@ -97,7 +97,7 @@ wait
 
 
 @pytest.mark.parametrize("tasks", [4, 2], ids=["per rank", "per node"])
-def test_srun_over_two_nodes_makes_two_folders_of_one_job(tmp_path: Path, tasks: int) -> None:
+def test_srun_over_two_nodes_writes_two_folders_per_job(tmp_path: Path, tasks: int) -> None:
     """A Slurm of our own over two nodes made of namespaces."""
     reason = check_slurm() or why_not_here()
     if reason:

@@ -102,7 +102,7 @@ def seconds_of(life: Life, name: str) -> float:
     return next((part.ns or 0) / 1e9 for part in life.parts if part.name == name)
 
 
-def test_ranks_that_torchrun_starts_again_repeat_the_steps_since_their_checkpoint(
+def test_ranks_restarted_by_torchrun_repeat_steps_since_the_checkpoint(
     tmp_path: Path, script: Path
 ) -> None:
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1")
@@ -121,7 +121,7 @@ def test_ranks_that_torchrun_starts_again_repeat_the_steps_since_their_checkpoin
     assert seconds_of(life, "repeated") > 0
 
 
-def test_a_job_that_is_started_again_by_hand_is_one_life_over_two_recordings(
+def test_a_manually_restarted_job_joins_two_recordings_into_a_life(
     tmp_path: Path, script: Path
 ) -> None:
     queued_at = time.time()

@@ -113,7 +113,9 @@ def nic_of(node: Node) -> str:
     return next(link["ifname"] for link in links if link["ifname"] != "lo")
 
 
-def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable]) -> None:
+def test_a_lossy_link_shows_retransmits_of_the_jobs_connections(
+    nodes: tuple[Node, Node, Cable],
+) -> None:
     alpha, _, cable = nodes
     source = Talk(alpha, SOURCE, get_address(1), "4", str(MEGABYTE))
     watch = Talk(alpha, WATCH, source.hear().strip())
@@ -144,7 +146,9 @@ def test_a_lossy_link_as_the_job_itself_sees_it(nodes: tuple[Node, Node, Cable])
     assert gone[f"tcp.job_retransmits_total {nic}"] == second["again"]
 
 
-def test_a_job_in_another_network_namespace_is_a_reason(nodes: tuple[Node, Node, Cable]) -> None:
+def test_another_network_namespace_is_a_reason_for_missing_tcp_signals(
+    nodes: tuple[Node, Node, Cable],
+) -> None:
     alpha, _, _ = nodes
     source = Talk(alpha, SOURCE, get_address(1), "1", "1")
     assert source.hear()

@@ -23,7 +23,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] 
 """
 
 
-def test_the_tries_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
+def test_attempts_of_a_restarted_rank_are_distinguished(tmp_path: Path) -> None:
     require_torch()
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -152,7 +152,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
 
 
 @TRACKING
-def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Cluster) -> None:
+def test_a_slurm_step_on_two_nodes_is_recorded_automatically(cluster: Cluster) -> None:
     output = cluster.run("srun", "-N2", "-n4", "--gpus-per-node=2", sys.executable, "train.py")
     assert sorted(output.splitlines()) == [f"{rank} True" for rank in range(4)]
     cluster.wait_for_end("1")
@@ -170,7 +170,7 @@ def test_a_step_on_two_nodes_is_recorded_without_a_word_of_its_user(cluster: Clu
 
 
 @TRACKING
-def test_a_batch_script_and_its_steps_share_one_recorder_per_node(cluster: Cluster) -> None:
+def test_batch_script_and_steps_share_a_recorder_per_node(cluster: Cluster) -> None:
     script = cluster.folder / "job.sh"
     srun = f"{find_program('srun')} -N2 -n2"
     script.write_text(f"#!/bin/sh\n{sys.executable} train.py\n{srun} {sys.executable} train.py\n")
@@ -189,7 +189,7 @@ def test_a_batch_script_and_its_steps_share_one_recorder_per_node(cluster: Clust
     }
 
 
-def test_small_jobs_and_jobs_that_refuse_are_not_recorded(cluster: Cluster) -> None:
+def test_small_jobs_and_jobs_that_opt_out_are_not_recorded(cluster: Cluster) -> None:
     python = [sys.executable, "train.py"]
     assert "0 True" in cluster.run("srun", "-N1", "-n1", "--gpus-per-node=2", *python)
     refused = {"CLUSTERPROF_DISABLE": "1"}
@@ -214,7 +214,7 @@ FAULTS = {
 }
 
 
-def test_no_fault_of_the_scripts_fails_a_job_or_drains_a_node(cluster: Cluster) -> None:
+def test_script_errors_never_fail_a_job_or_drain_a_node(cluster: Cluster) -> None:
     conf = cluster.folder / "slurm/clusterprof.conf"
     good = conf.read_text()
     step = ("-N2", "-n2", "--gpus-per-node=2", sys.executable, "train.py")
@@ -229,7 +229,7 @@ def test_no_fault_of_the_scripts_fails_a_job_or_drains_a_node(cluster: Cluster) 
     assert list(cluster.runs.rglob("*.cpf")) == []
 
 
-def test_a_recorder_that_was_killed_leaves_nothing_on_the_node(cluster: Cluster) -> None:
+def test_files_of_a_killed_recorder_are_removed_from_the_node(cluster: Cluster) -> None:
     script = "import os, re, pathlib, signal, time; time.sleep(1)\n"
     script += "run = pathlib.Path(os.environ['CLUSTERPROF_RUN_DIR'])\n"
     script += "os.kill(int((run / 'agent.pid').read_text().split()[0]), signal.SIGKILL)\n"
@@ -240,7 +240,7 @@ def test_a_recorder_that_was_killed_leaves_nothing_on_the_node(cluster: Cluster)
     assert len(list(cluster.runs.glob("1/*/*.cpf"))) == 2
 
 
-def test_the_owner_is_told_in_two_lines_and_old_recordings_go(cluster: Cluster) -> None:
+def test_the_owner_gets_a_summary_and_old_recordings_are_removed(cluster: Cluster) -> None:
     step = ("-N2", "-n2", "--gpus-per-node=2", sys.executable, "train.py")
     for job in ("1", "2"):
         cluster.run("srun", *step)

@@ -75,7 +75,7 @@ def off_target(values: dict, report: Report, cause: str) -> list[str]:
 @pytest.mark.parametrize(
     ("fault", "cause"), [("reads", "storage-local"), ("burn", "cpu-preprocess")]
 )
-def test_the_first_cause_is_the_injected_one(
+def test_the_injected_cause_is_the_first_finding(
     tmp_path: Path, dataset: Path, workers: int, fault: str, cause: str
 ) -> None:
     """Three attempts, because a neighbour's burst makes a run of seconds mean something else.
@@ -123,7 +123,9 @@ def test_hidden_loading_costs_nothing(tmp_path: Path, dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["reads", pytest.param("burn", marks=pytest.mark.long)])
-def test_without_injection_no_cause_is_made_up(tmp_path: Path, dataset: Path, fault: str) -> None:
+def test_without_the_probe_no_wrong_cause_is_reported(
+    tmp_path: Path, dataset: Path, fault: str
+) -> None:
     options = ("--fault", fault, "--workers", "2", "--steps", "20")
     train(tmp_path / "run", dataset, *options, record=["--inject", "off"])
     report = analyze(tmp_path / "run")

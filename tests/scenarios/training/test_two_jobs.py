@@ -21,7 +21,7 @@ for number in range(10):
 ROOT = str(Path(__file__).parents[3])  # the script finds the package as an installed one
 
 
-def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+def test_two_jobs_in_the_same_folder_are_kept_apart(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
     names = sorted(make_job_id(name) for name in ("first", "second"))

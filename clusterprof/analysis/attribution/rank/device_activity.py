@@ -43,7 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
-from clusterprof.analysis.attribution.rank.phase_shares import NO_SHARES, PhaseShares
+from clusterprof.analysis.attribution.rank.idle_time.queue import NO_QUEUE, DeviceQueue
+from clusterprof.analysis.attribution.rank.idle_time.shares import NO_SHARES, PhaseShares
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 from clusterprof.analysis.timeline.series import (
     SNAPSHOT_VALID_NS,
@@ -196,7 +197,9 @@ class DeviceActivity:
     previous: float = 1.0
     """Activity of the last window, as a part of the usual one."""
     phase_shares: PhaseShares = NO_SHARES
-    """Idle share of each host phase (analysis.attribution.rank.phase_shares)."""
+    """Idle share of each host phase (analysis.attribution.rank.idle_time.shares)."""
+    queue: DeviceQueue = NO_QUEUE
+    """Work that the host has launched (analysis.attribution.rank.idle_time.queue)."""
     profile: StepProfile = NO_PROFILE
     """Activity over the course of a step."""
     learned_until_ns: int = -(1 << 62)

@@ -57,24 +57,18 @@ from clusterprof.analysis.attribution.rank.host_phases import (
     find_step_numbers,
     split_host_phases,
 )
-from clusterprof.analysis.attribution.rank.idle_allocation import (
+from clusterprof.analysis.attribution.rank.idle_time.allocation import (
     IS_STARVING,
     allocate_idle_time,
-    is_copying,
-    measure_unknown_sleep,
+    learn_idle_time,
     sum_by_window,
 )
-from clusterprof.analysis.attribution.rank.phase_shares import (
-    MIN_WINDOWS,
-    PhaseShares,
-    learn_shares,
-)
+from clusterprof.analysis.attribution.rank.idle_time.shares import MIN_WINDOWS
 from clusterprof.analysis.attribution.rank.time_spent import MIN_RUNNABLE_RATIO
 from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers, has_waited_in_operations
 from clusterprof.analysis.attribution.rank.utilization import UtilizationSums, sum_utilization
 from clusterprof.analysis.timeline.collectives.operations import DeviceWaits, find_device_waits
 from clusterprof.analysis.timeline.device_sync import (
-    find_drained_rows,
     measure_device_sync,
     measure_increase_outside_waits,
 )
@@ -286,16 +280,7 @@ def _learn_activity(rank: Rank, ready: Sequence[Segment]) -> DeviceActivity:
     if is_enough and has_peers(rank):
         activity = update_levels(detect_busy_wait(rank, windows, activity)[2])
     rows = _read_rows(rank, Segment(begin_ns, end_ns, False), windows)
-    phases = rows.phases
-    asleep_ns = measure_unknown_sleep(rank, phases, windows)
-    steps = phases.steps_begun
-    is_compute = phases.phase == PHASE_COMPUTE
-    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, is_compute)
-    copying = is_copying(rank, begin_ns, end_ns)
-    shares = learn_shares(
-        phases.window, phases.phase, rows.room_ns, rows.idle_ns, steps, asleep_ns, drained, copying
-    )
-    activity = replace(activity, phase_shares=shares)
+    activity = learn_idle_time(rank, rows.phases, windows, rows.room_ns, rows.idle_ns, activity)
     return replace(activity, learned_until_ns=end_ns) if is_enough else activity
 
 
@@ -329,10 +314,7 @@ def measure_lost_intervals(
         if has_waited_in_operations(rank):
             suspected_ns[:] = 0
     not_idle = busy_wait_ns, suspected_ns
-    lost, account, shares = _measure_from_samples(
-        rank, segment, all_windows, windows, not_idle, activity
-    )
-    return lost, account, replace(activity, phase_shares=shares)
+    return _measure_from_samples(rank, segment, all_windows, windows, not_idle, activity)
 
 
 def _measure_from_host(rank: Rank, phases: HostPhases) -> tuple[LostTime, SegmentAccount]:
@@ -475,7 +457,7 @@ def _measure_from_samples(
     windows: DeviceWindows,
     not_idle: tuple[Int, Int],
     activity: DeviceActivity,
-) -> tuple[LostTime, SegmentAccount, PhaseShares]:
+) -> tuple[LostTime, SegmentAccount, DeviceActivity]:
     busy_wait_ns, suspected_ns = not_idle
     rows = _read_rows(rank, segment, windows)
     phases, left = rows.phases, rows.phases.end_ns - rows.phases.start_ns
@@ -488,7 +470,7 @@ def _measure_from_samples(
         stream_pieces = int(np.count_nonzero(rows.events.measured))
         parts.append((rows.events.lost_ns, SOURCE_STREAM_EVENTS))
         busy_lost = np.maximum(rows.events.lost_ns - rows.events.idle_ns, 0)
-    idle, shares = allocate_idle_time(
+    idle, activity = allocate_idle_time(
         rank, phases, all_windows, windows, rows.room_ns, rows.idle_ns, activity
     )
     lost = _build_lost(rank, phases, [*parts, (idle, SOURCE_DEVICE_SAMPLES)])
@@ -527,7 +509,7 @@ def _measure_from_samples(
         window_columns,
         evaluation_ns=_measure_evaluation(phases, lost, phases.measured),
     )
-    return lost, account, shares
+    return lost, account, activity
 
 
 _IS_COMPUTE = np.isin(np.arange(PHASE_SYNC + 1), (PHASE_HIDDEN_COLLECTIVE, PHASE_SYNC))

@@ -131,7 +131,7 @@ class TimeSpent:
         """
         self.categories = (*causes, UNEXPLAINED, WORK)
         self._spent = SpentTotals(self.categories)
-        self._rows = RankRowBuilder(store, choose_block_rows(ranks))
+        self._rows = RankRowBuilder(store, choose_block_rows(ranks), self.categories.index(WORK))
         self._provisional: list[tuple[Int, Int, Int, Int]] = []
         self._open: dict[_SpanKey, tuple[int, Int]] = {}
         self._own = OwnLosses(causes)

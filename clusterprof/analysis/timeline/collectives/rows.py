@@ -290,8 +290,9 @@ def choose_block_rows(ranks: int) -> int:
 class RankRowBuilder:
     """Builds blocks from the collective spans of one rank, in the order in which they ended."""
 
-    def __init__(self, store: Store, block_rows: int = BLOCK_ROWS) -> None:
-        self._store, self._size = store, block_rows
+    def __init__(self, store: Store, block_rows: int = BLOCK_ROWS, work: int | None = None) -> None:
+        """work: the category that counts time that was not lost; None = none does."""
+        self._store, self._size, self._work = store, block_rows, work
         self._waiting: list[SpentRows] = []
         self._count = 0
         self._pending: SpentRows | None = None
@@ -393,7 +394,8 @@ class RankRowBuilder:
         peer = np.where(direction > 0, (spans[CODE] >> 16 & 0xFFFFFFFF) - 1, -1)
         channel = self._channels.assign(spans[GROUP], peer, direction, spans[START], spans[NUMBER])
         self._record_totals(channel, spans)
-        spans, at_arrive = _delay_hidden_arrivals(spans, at_arrive, at_leave)
+        work = np.flatnonzero(categories == self._work)
+        spans, at_arrive, at_leave = _delay_hidden_arrivals(spans, at_arrive, at_leave, work)
         self._cuts.add(channel, spans[NUMBER], spans[START], spans[END], direction == 0)
         duration = spans[END] - spans[START]
         arrived = at_arrive.any(axis=1)
@@ -485,7 +487,9 @@ _SHARED_ROWS = 64
 """Operations that share their lost time: device samples are coarser than operations."""
 
 
-def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[Int, Int]:
+def _delay_hidden_arrivals(
+    spans: Int, at_arrive: Int, at_leave: Int, work: Int
+) -> tuple[Int, Int, Int]:
     """Delay arrivals at operations behind which the device still worked, by the hidden time.
 
     These are the operations of other threads, and DDP's wait for its gradients. For the others the
@@ -494,30 +498,36 @@ def _delay_hidden_arrivals(spans: Int, at_arrive: Int, at_leave: Int) -> tuple[I
     which marks the operation as overlapped.
 
     The device is assumed to have worked equally long in each of some operations, as with waits for
-    data (`analysis.attribution.rank.idle_allocation`).
+    data (`analysis.attribution.rank.idle_time.allocation`).
 
         rank 0   |====|-- arrived -- 80 idle ---|
         rank 1      |=== 60 hidden ===| 20 idle |    rank 0 waited 60 for rank 1; transfer 20
 
-    spans: int64[7, n]; their lost time keeps its sum. at_arrive, at_leave: int64[K, n], ns.
+    spans: int64[7, n]; their lost time keeps its sum. at_arrive, at_leave: int64[K, n], ns. work:
+    number of their row of time that was not lost, which moves the other way; int64[1] or empty.
     """
     by_other = (spans[CODE] & layout.OTHER_THREAD) != 0
     gradients = ~by_other & ((spans[CODE] & layout.OPERATION_MASK) == layout.GRADIENTS)
     gradients &= (spans[CODE] & ON_DEVICE) == 0
     if not (by_other.any() or gradients.any()):
-        return spans, at_arrive
-    spans, at_arrive = spans.copy(), at_arrive.copy()
+        return spans, at_arrive, at_leave
+    spans, at_arrive, at_leave = spans.copy(), at_arrive.copy(), at_leave.copy()
     for rows in (np.flatnonzero(by_other), np.flatnonzero(gradients)):
         duration = spans[END, rows] - spans[START, rows]
         blocked = spans[BLOCKED_TIME, rows]
         if rows.size:
-            blocked = allocate_by_wait_age(rows // _SHARED_ROWS, duration, duration, blocked)
+            shared = allocate_by_wait_age(rows // _SHARED_ROWS, duration, duration, blocked)
+            if work.size:
+                moved_ns = np.append(0, np.cumsum(shared - blocked))
+                for side, t_ns in ((at_arrive, spans[START]), (at_leave, spans[END])):
+                    side[work] -= moved_ns[np.searchsorted(spans[END, rows], t_ns, side="right")]
+            blocked = shared
         delayed_ns = duration - blocked - 1
         spans[BLOCKED_TIME, rows] = blocked
         spans[START, rows] += np.maximum(delayed_ns, 0)
         hidden = rows[delayed_ns > 0]
         at_arrive[:, hidden] = at_leave[:, hidden]
-    return spans, at_arrive
+    return spans, at_arrive, at_leave
 
 
 def match_halves(spans: Int) -> tuple[Int, Int]:

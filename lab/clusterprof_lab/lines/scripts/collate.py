@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import FEATURES, SLOW, STEPS, measure_slow_line_in_worker, train
 
 ITEMS = 8
-LENGTH = 12000 if SLOW else 100
+LENGTH = 24000 if SLOW else 100
 
 
 class Sequences(Dataset):

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import FEATURES, SLOW, STEPS, measure_slow_line_in_worker, train
 
 ITEMS = 4
-WORDS = 800 if SLOW else 40
+WORDS = 1600 if SLOW else 40
 TEXT = " ".join(f"word{i * 31 % 977} and, part-{i % 13}." for i in range(WORDS))
 
 

@@ -83,13 +83,13 @@ def absent(message: str) -> Unavailable:
     return Unavailable("absent", message)
 
 
-def test_every_device_has_every_column_in_order(host: Any) -> None:
+def test_each_device_has_all_columns_in_order(host: Any) -> None:
     rig = Rig(host("mi300x-node"))
     expected = [(signal, device) for device in DEVICES for signal in SIGNALS]
     assert list(rig.columns) == expected
 
 
-def test_a_whole_device(host: Any) -> None:
+def test_an_mi300x_reports_all_values_of_a_whole_device(host: Any) -> None:
     assert of(Rig(host("mi300x-node")).sample(), ONE) == [
         0.87,
         0.33,
@@ -118,14 +118,14 @@ def test_a_whole_device(host: Any) -> None:
     ]
 
 
-def test_a_link_below_its_best_is_seen_beside_it(host: Any) -> None:
+def test_a_slowed_pcie_link_is_reported_beside_its_maximum(host: Any) -> None:
     rig = Rig(host("mi300x-node"))
     assert rig.sample()["pcie_generation_count", TWO] == 4
     entry = next(device for device in rig.collector.inventory() if device["id"] == TWO)
     assert (entry["pcie_generation_max"], entry["pcie_width_max"]) == (5, 16)
 
 
-def test_partitions_have_their_own_busy_time_and_the_cards_clock(host: Any) -> None:
+def test_partitions_have_separate_busy_times_and_share_the_cards_clock(host: Any) -> None:
     sample = Rig(host("mi300x-node")).sample()
     whole = absent("counted for all partitions together, see the first")
     assert of(sample, THREE[1]) == [
@@ -152,7 +152,7 @@ def test_partitions_have_their_own_busy_time_and_the_cards_clock(host: Any) -> N
     assert [sample[name, THREE[0]] for name in ("busy_ratio", "power_watts")] == [0.9, 612.0]
 
 
-def test_an_older_table_tells_the_reasons_of_the_instant(host: Any) -> None:
+def test_an_older_metrics_table_reports_only_the_current_throttle_reasons(host: Any) -> None:
     older = absent("the firmware's table v1.3 does not report it")
     no_list = absent("the driver's compute part (amdkfd) lists no processes")
     assert of(Rig(host("mi300x-node")).sample(), MI250) == [
@@ -183,7 +183,7 @@ def test_an_older_table_tells_the_reasons_of_the_instant(host: Any) -> None:
     ]
 
 
-def test_a_table_that_is_not_known_leaves_the_single_files(host: Any) -> None:
+def test_an_unsupported_metrics_table_leaves_the_values_of_sysfs_files(host: Any) -> None:
     newer = Unavailable(
         "absent",
         "gpu_metrics v1.9 of 8 bytes is not supported",
@@ -227,7 +227,7 @@ def test_a_sleeping_device_counts_as_idle_and_is_not_woken(host: Any) -> None:
     assert rig.at(1)["busy_ns_total", ASLEEP] == BEGIN
 
 
-def test_what_each_device_is(host: Any) -> None:
+def test_the_inventory_describes_each_device(host: Any) -> None:
     rig = Rig(host("mi300x-node"))
     rig.sample()
     entries = rig.collector.inventory()
@@ -257,7 +257,7 @@ def test_what_each_device_is(host: Any) -> None:
     assert build_torch_uuid("1f2e3d4c5b6a7980") == "GPU-31663265-3364-3463-3562-366137393830"
 
 
-def test_busy_time_is_the_firmwares_sum_once_its_unit_is_known(host_copy: Any) -> None:
+def test_busy_time_follows_the_firmware_counter_once_units_are_known(host_copy: Any) -> None:
     rig = Rig(host_copy("mi300x-node"))
     start = rig.sample()["busy_ns_total", ONE]
     # 1,000 cycles of 40 %: the sum rises by percent, and the 87 % of the instant do not count.
@@ -292,7 +292,7 @@ def test_active_limiters_become_throttle_reasons_and_times(host_copy: Any) -> No
     assert rig.at(3)["throttle_bits", ONE] == 0
 
 
-def test_impossible_values_and_text_are_reasons(host_copy: Any) -> None:
+def test_impossible_values_and_text_become_reasons(host_copy: Any) -> None:
     roots = host_copy("mi300x-node")
     device = roots.sys / "class/drm/card5/device"
     (device / "gpu_busy_percent").write_text("101\n")
@@ -339,7 +339,9 @@ def test_processes_per_device_are_reported_once(host_copy: Any) -> None:
     assert events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": THREE[0]})]
 
 
-def test_a_device_that_disappears_and_returns(host_copy: Any, tmp_path: Path) -> None:
+def test_a_device_that_disappears_and_returns_changes_the_columns(
+    host_copy: Any, tmp_path: Path
+) -> None:
     rig = Rig(host_copy("mi300x-node"))
     rig.sample()
     card = rig.roots.sys / "class/drm/card2"
@@ -360,7 +362,7 @@ def test_a_device_that_disappears_and_returns(host_copy: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["h100-node", "container-no-sys", "intel-max-node"])
-def test_machines_without_one(host: Any, name: str) -> None:
+def test_machines_without_an_amd_gpu_are_absent(host: Any, name: str) -> None:
     with pytest.raises(Unavailable) as raised:
         Rig(host(name))
     assert raised.value.kind == "absent"

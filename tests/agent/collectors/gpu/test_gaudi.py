@@ -72,12 +72,12 @@ def collected() -> dict[str, dict[str, Any]]:
     return result
 
 
-def test_gaudi_values_are_in_base_units_without_a_time_share(gaudis: SimulatedGaudi) -> None:
+def test_gaudi_values_are_in_base_units_without_busy_time(gaudis: SimulatedGaudi) -> None:
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
     assert not {name for name in gaudi_hlml.SIGNALS if "busy" in name}
 
 
-def test_what_each_device_is(gaudis: SimulatedGaudi) -> None:
+def test_the_inventory_describes_each_device(gaudis: SimulatedGaudi) -> None:
     library = gaudi_hlml.HlmlLibrary(lambda index, call: None)
     assert library.inventory[1] == {
         "id": SECOND,
@@ -93,7 +93,7 @@ def test_what_each_device_is(gaudis: SimulatedGaudi) -> None:
     }
 
 
-def test_old_bindings_with_one_handle_for_all_tell_devices_apart(gaudis: SimulatedGaudi) -> None:
+def test_old_bindings_with_a_shared_handle_distinguish_the_devices(gaudis: SimulatedGaudi) -> None:
     gaudis.write(flavour="old-handles", GetUtilizationRates=[62, 5])  # a number, not a structure
     assert collected() == {FIRST: HEALTHY, SECOND: OTHER}
 
@@ -180,7 +180,7 @@ def test_no_driver_and_no_device_are_absent(gaudis: SimulatedGaudi) -> None:
 LINE = "0, AB-1, HL-325L, 0000:33:00.0, 1.24, 3, {}, {}, {}, {}, {}"
 
 
-def test_hl_smi_answers_with_and_without_units() -> None:
+def test_hl_smi_values_are_parsed_with_and_without_units() -> None:
     plain = gaudi_hlml.parse_hl_smi("noise\n" + LINE.format(62, 6144, 131072, 612, 47) + "\n")
     units = gaudi_hlml.parse_hl_smi(
         LINE.format("62 %", "6144 MiB", "131072 MiB", "612.5 W", "47 C")
@@ -189,7 +189,7 @@ def test_hl_smi_answers_with_and_without_units() -> None:
     assert units[0][1] == [0.62, 6 << 30, 128 << 30, 612.5, 47.0]
 
 
-def test_hl_smi_text_in_place_of_a_number_is_an_error() -> None:
+def test_hl_smi_text_instead_of_a_number_is_a_reason() -> None:
     ((_, values),) = gaudi_hlml.parse_hl_smi(LINE.format(137, "N/A", "-5", "1e9 W", ""))
     assert values == [
         Unavailable("failed", "hl-smi: impossible value 137 %"),
@@ -203,7 +203,7 @@ def test_hl_smi_text_in_place_of_a_number_is_an_error() -> None:
     assert raised.value.message == "hl-smi printed no list of devices: 'ERROR: no devices'"
 
 
-def test_a_device_that_hl_smi_no_longer_names_may_come_back(
+def test_a_device_missing_from_hl_smi_recovers_when_listed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(*rows: int) -> None:

@@ -77,12 +77,12 @@ def of(values: dict[tuple[str, str], Value], device: str) -> list[Value]:
     return [values[signal.name.removeprefix("gpu."), device] for signal in SIGNALS]
 
 
-def test_the_processors_own_graphics_are_left_out(host: Any) -> None:
+def test_integrated_graphics_of_the_processor_are_skipped(host: Any) -> None:
     rig = Rig(host("intel-max-node"))
     assert list(rig.columns) == [(signal, device) for device in (XE, I915) for signal in SIGNALS]
 
 
-def test_xe_with_two_tiles_of_which_one_is_held_back(host: Any) -> None:
+def test_an_xe_gpu_reports_the_mean_clock_of_its_tiles(host: Any) -> None:
     # The clock is the mean of the two tiles; the block for video at 700 MHz does not count.
     assert of(Rig(host("intel-max-node")).sample(), XE) == [
         BEGIN,
@@ -97,7 +97,7 @@ def test_xe_with_two_tiles_of_which_one_is_held_back(host: Any) -> None:
     ]
 
 
-def test_i915_at_rest(host: Any) -> None:
+def test_an_idle_i915_gpu_reports_zero_clock_and_reasons(host: Any) -> None:
     no_limit = Unavailable("absent", "no power limit is set")
     no_sensor = Unavailable("absent", "the driver does not report temp2_input")
     assert of(Rig(host("intel-max-node")).sample(), I915) == [
@@ -113,7 +113,7 @@ def test_i915_at_rest(host: Any) -> None:
     ]
 
 
-def test_what_each_device_is(host: Any) -> None:
+def test_the_inventory_describes_each_device(host: Any) -> None:
     assert Rig(host("intel-max-node")).collector.inventory() == [
         {
             "id": XE,
@@ -140,7 +140,7 @@ def test_what_each_device_is(host: Any) -> None:
     ]
 
 
-def test_busy_time_is_of_the_job_and_power_is_energy_per_time(host_copy: Any) -> None:
+def test_job_busy_time_and_power_come_from_counter_differences(host_copy: Any) -> None:
     rig = Rig(host_copy("intel-max-node"))
     rig.sample()
     path = rig.roots.proc / "4712/fdinfo/8"
@@ -176,7 +176,7 @@ def test_hidden_processes_of_the_job_make_busy_time_unmeasured(
     assert isinstance(after, int) and isinstance(before, int) and after < before
 
 
-def test_a_sleeping_device_has_only_the_busy_time_of_the_job(host_copy: Any) -> None:
+def test_a_suspended_device_reports_only_job_busy_time_and_memory(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     (roots.sys / "class/drm/card2/device/power/runtime_status").write_text("suspended\n")
     sleeps = Unavailable("absent", "the device is suspended, and reading would wake it")
@@ -185,7 +185,7 @@ def test_a_sleeping_device_has_only_the_busy_time_of_the_job(host_copy: Any) -> 
     assert of(Rig(roots).sample(), I915) == expected
 
 
-def test_a_reason_that_is_not_read_leaves_the_mask_unknown(host_copy: Any) -> None:
+def test_an_unreadable_throttle_reason_makes_the_bit_mask_unknown(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     path = roots.sys / "class/drm/card2/gt/gt0/throttle_reason_thermal"
     path.write_text("2\n")
@@ -205,7 +205,7 @@ def test_processes_per_device_are_reported(host: Any) -> None:
     assert rig.collector.events() == []
 
 
-def test_children_of_what_was_registered_are_seen_too(host: Any) -> None:
+def test_children_of_registered_processes_are_reported(host: Any) -> None:
     rig = Rig(host("intel-max-node"), (4711,))
     rig.sample()
     assert [about["pid"] for _, about in rig.collector.events()] == [4711]
@@ -216,7 +216,7 @@ def test_children_of_what_was_registered_are_seen_too(host: Any) -> None:
     assert rig.events == [("device-used", {"pid": 4712, "started_ticks": 501, "device": I915})]
 
 
-def test_a_device_that_goes_changes_the_columns(host_copy: Any) -> None:
+def test_a_removed_device_changes_the_columns(host_copy: Any) -> None:
     rig = Rig(host_copy("intel-max-node"))
     rig.sample()
     shutil.rmtree(rig.roots.sys / "class/drm/card2")
@@ -235,13 +235,13 @@ def test_a_device_that_goes_changes_the_columns(host_copy: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["h100-node", "container-no-sys", "mi300x-node"])
-def test_machines_without_one(host: Any, name: str) -> None:
+def test_machines_without_an_intel_gpu_are_absent(host: Any, name: str) -> None:
     with pytest.raises(Unavailable) as raised:
         Rig(host(name))
     assert raised.value.kind == "absent"
 
 
-def test_files_are_given_back(host: Any, open_files: Any) -> None:
+def test_open_files_are_released_on_close(host: Any, open_files: Any) -> None:
     before = open_files()
     rig = Rig(host("intel-max-node"))
     rig.sample()

@@ -48,7 +48,7 @@ def test_a_neuron_report_gives_the_values_of_each_core() -> None:
     assert [core.corrected for core in neuron.parse_cores(REPORTS[1], NODE)] == [0, 0, 3, 3]
 
 
-def test_a_program_that_did_not_end_has_no_time() -> None:
+def test_a_period_without_finished_programs_has_no_execution_time() -> None:
     core = neuron.parse_cores(REPORTS[2], NODE)[0]
     assert (core.busy_ratio, core.executions) == (0.0, 0)
     assert core.p50_ns == Unavailable("absent", "no program ended in this period")
@@ -97,7 +97,7 @@ PERCENT = "busy_ratio"
         ),
     ],
 )
-def test_an_unreadable_value_has_a_reason_and_leaves_the_others(
+def test_an_unreadable_value_has_a_reason_and_leaves_other_values(
     steps: tuple[Any, ...], fields: list[str], message: str
 ) -> None:
     result, before = (neuron.parse_cores(value, NODE) for value in (changed(*steps), REPORTS[0]))
@@ -108,7 +108,7 @@ def test_an_unreadable_value_has_a_reason_and_leaves_the_others(
     assert result[2] == before[2]
 
 
-def test_an_unreadable_process_may_use_any_other_core() -> None:
+def test_an_unreadable_process_makes_cores_without_a_known_user_unknown() -> None:
     denied = Unavailable("failed", "neuron-monitor: permission denied")
     for steps in (
         ("neuron_runtime_data", 0, "error", "permission denied"),
@@ -119,7 +119,7 @@ def test_an_unreadable_process_may_use_any_other_core() -> None:
         assert [core.memory_bytes for core in cores][1] == denied
 
 
-def test_cores_of_several_processes() -> None:
+def test_a_core_used_by_processes_sums_their_busy_time() -> None:
     result = changed(*CORE[:-1], {"neuroncore_utilization": 30.0})
     second = copy.deepcopy(result["neuron_runtime_data"][0]) | {"pid": 4713}
     result["neuron_runtime_data"].append(second)
@@ -129,7 +129,7 @@ def test_cores_of_several_processes() -> None:
     assert core.pids == (4711, 4713)
 
 
-def test_no_device_and_no_report() -> None:
+def test_missing_devices_are_absent_and_garbage_reports_are_rejected() -> None:
     for steps, message in (
         (
             ("neuron_hardware_info", "error", "driver not loaded"),
@@ -185,7 +185,7 @@ def busy_ns(samples: list[dict[str, Any] | None]) -> list[Any]:
     return [None if sample is None else sample["gpu.busy_ns_total"] for sample in samples]
 
 
-def test_shares_of_periods_are_summed_to_busy_time() -> None:
+def test_utilization_of_each_period_adds_up_to_busy_time() -> None:
     clock = Clock()
     samples = sampled(library(clock), clock, 90.0, 42.0, 100.0, 0.0)
     # what was before the first report is not ours: it only says where counting begins
@@ -228,7 +228,7 @@ def test_a_silent_tool_is_reported_after_five_seconds() -> None:
     ]
 
 
-def test_core_users_are_reported_once_without_process_names() -> None:
+def test_processes_using_a_core_are_reported_once_without_names() -> None:
     clock = Clock()
     made = library(clock)
     sampled(made, clock, 10.0, 20.0)

@@ -61,7 +61,7 @@ def named(values: list[Any]) -> dict[str, Any]:
     return dict(zip(HEALTHY, values, strict=True))
 
 
-def test_two_gpus_in_full(scenario: Scenario) -> None:
+def test_two_gpus_report_all_values(scenario: Scenario) -> None:
     scenario.write("1 GetUtilizationRates = 0 0", "1 GetPowerUsage = 75000")
     idle = {"gpu.busy_ratio": 0.0, "gpu.memory_busy_ratio": 0.0, "gpu.power_watts": 75.0}
     assert collected() == {make_uuid(0): HEALTHY, make_uuid(1): {**HEALTHY, **idle}}
@@ -113,7 +113,7 @@ def test_counters_for_administrators_only_are_denied_with_a_remedy(scenario: Sce
     assert collected() == {make_uuid(0): expected, make_uuid(1): expected}
 
 
-def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
+def test_an_impossible_percentage_is_rejected(scenario: Scenario) -> None:
     scenario.write("0 GetUtilizationRates = 137 40", "0 GetSamples error 6")
     result = collected()[make_uuid(0)]
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
@@ -123,7 +123,7 @@ def test_an_impossible_percentage_is_no_value(scenario: Scenario) -> None:
     assert result["gpu.busy_ns_total"] == result["gpu.busy_until_ns"] == not_found
 
 
-def test_an_impossible_sample_is_no_busy_time(scenario: Scenario) -> None:
+def test_an_impossible_sample_is_not_counted_as_busy_time(scenario: Scenario) -> None:
     scenario.write("0 GetSamples = 1000000:50 1200000:137")
     result = collected()[make_uuid(0)]
     impossible = Unavailable("failed", "NVML: impossible value 137 %")
@@ -164,7 +164,7 @@ def test_a_gpu_that_cannot_be_opened_is_listed_with_its_reason(scenario: Scenari
     assert samples[make_uuid(1)] == HEALTHY
 
 
-def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:
+def test_a_driver_that_is_not_loaded_is_absent(scenario: Scenario) -> None:
     scenario.write("* Init error 9")
     with pytest.raises(Unavailable) as raised:
         NvmlLibrary(unmarked)
@@ -172,7 +172,7 @@ def test_the_driver_not_loaded_is_absent(scenario: Scenario) -> None:
     assert raised.value == Unavailable("absent", "the NVIDIA driver is not loaded", remedy)
 
 
-def test_no_gpu_at_all_is_absent(scenario: Scenario) -> None:
+def test_a_node_without_gpus_is_absent(scenario: Scenario) -> None:
     scenario.devices = 0
     scenario.write()
     with pytest.raises(Unavailable) as raised:
@@ -180,7 +180,7 @@ def test_no_gpu_at_all_is_absent(scenario: Scenario) -> None:
     assert raised.value == Unavailable("absent", "the driver lists no NVIDIA GPU", "")
 
 
-def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None:
+def test_busy_time_is_the_sum_of_driver_samples(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetSamples = 1000000:50 1200000:90")
     device = NvmlLibrary(unmarked, clock=clock).devices[0]
@@ -196,7 +196,7 @@ def test_busy_time_is_the_sum_of_the_drivers_samples(scenario: Scenario) -> None
     assert busy == [0, 210_000_000, 210_000_000]
 
 
-def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -> None:
+def test_without_samples_utilization_counts_as_busy_time_every_second(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 25 0", "0 GetSamples error 6")
     device = NvmlLibrary(unmarked, clock=clock).devices[0]
@@ -209,7 +209,7 @@ def test_without_samples_the_snapshot_counts_once_a_second(scenario: Scenario) -
     assert busy == [0, 0, 250_000_000, 250_000_000, 500_000_000]
 
 
-def test_a_driver_without_a_buffer_leaves_the_snapshots(scenario: Scenario) -> None:
+def test_without_a_sample_buffer_utilization_counts_as_busy_time(scenario: Scenario) -> None:
     clock = Clock()
     scenario.write("0 GetUtilizationRates = 50 0", "0 GetSamples error 3")
     device = NvmlLibrary(unmarked, clock=clock).devices[0]
@@ -243,7 +243,7 @@ def test_a_slow_call_is_made_ten_times_less_often_and_reported(scenario: Scenari
     ]
 
 
-def test_a_call_that_was_slow_while_the_node_was_starved_recovers(scenario: Scenario) -> None:
+def test_a_call_slowed_by_a_starved_node_recovers_its_rate(scenario: Scenario) -> None:
     clock = Clock()
     made: list[int] = []
 
@@ -262,7 +262,7 @@ def test_a_call_that_was_slow_while_the_node_was_starved_recovers(scenario: Scen
     assert [note["median_ns"] for note in notes] == [6_000_000, 0]
 
 
-def test_a_call_that_only_waits_for_a_cpu_is_made_as_often_as_before(scenario: Scenario) -> None:
+def test_a_call_that_waits_for_a_cpu_keeps_its_rate(scenario: Scenario) -> None:
     clock = Clock()
     made: list[int] = []
 
@@ -278,7 +278,7 @@ def test_a_call_that_only_waits_for_a_cpu_is_made_as_often_as_before(scenario: S
     assert len(made) == 30
 
 
-def test_slow_values_are_asked_for_rarely(scenario: Scenario) -> None:
+def test_slowly_changing_values_are_queried_less_often(scenario: Scenario) -> None:
     clock = Clock()
     made: dict[str, int] = {}
 

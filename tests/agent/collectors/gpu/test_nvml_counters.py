@@ -82,7 +82,7 @@ def test_gpm_means_in_base_units_replace_the_pcie_snapshot(scenario: Scenario) -
     assert world.waits == [0.1]  # the first two samples lie 100 ms apart
 
 
-def test_a_mean_begins_where_the_one_before_it_ended(scenario: Scenario) -> None:
+def test_each_gpm_mean_begins_where_the_previous_mean_ended(scenario: Scenario) -> None:
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
     world = World()
     library = world.open()
@@ -172,7 +172,7 @@ def test_slow_gpm_is_not_used_and_the_reason_names_the_option(scenario: Scenario
     )
 
 
-def test_one_quick_reading_of_five_is_enough(scenario: Scenario) -> None:
+def test_a_single_quick_reading_of_five_enables_gpm(scenario: Scenario) -> None:
     """The others waited for a processor: the machine is shared."""
     scenario.write(*GPM.splitlines())
     world = World()
@@ -181,7 +181,7 @@ def test_one_quick_reading_of_five_is_enough(scenario: Scenario) -> None:
     assert {name: sample[name] for name in MEANS} == MEANS
 
 
-def test_a_slow_reading_is_made_less_often(scenario: Scenario) -> None:
+def test_a_slow_gpm_reading_is_made_less_often(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines())
     world = World()
     world.reading_ns = repeat(4 * MS)  # at most 0.5 % of the time: every 800 ms after the third
@@ -193,7 +193,7 @@ def test_a_slow_reading_is_made_less_often(scenario: Scenario) -> None:
     assert (opened, world.calls.count("GpmMetricsGet")) == (5, 12)
 
 
-def test_a_reading_that_fails_when_it_is_timed_has_no_time(scenario: Scenario) -> None:
+def test_a_gpm_reading_that_fails_while_timed_keeps_gpm_enabled(scenario: Scenario) -> None:
     scenario.write(*GPM.splitlines(), "* GpmMetricsGet error 4")
     world = World()
     world.reading_ns = repeat(SLOW_NS)
@@ -229,7 +229,7 @@ def test_a_gpu_lost_while_timing_a_reading_is_not_queried_again(scenario: Scenar
     assert isinstance(lost, Unavailable) and lost.message == "GPU is lost"
 
 
-def test_busy_time_goes_from_gpm_to_samples_and_back(scenario: Scenario) -> None:
+def test_busy_time_switches_from_gpm_to_samples_and_back(scenario: Scenario) -> None:
     world = World()
     scenario.write(*GPM.splitlines())
     library = world.open()
@@ -246,7 +246,7 @@ def test_busy_time_goes_from_gpm_to_samples_and_back(scenario: Scenario) -> None
     assert collected == [(80, 1_100), (180, 1_200), (180, 1_200), (580, 1_700)]
 
 
-def test_without_the_compute_engines_activity_samples_count_busy_time(scenario: Scenario) -> None:
+def test_without_gpm_graphics_activity_samples_count_busy_time(scenario: Scenario) -> None:
     lines = [line for line in GPM.splitlines() if ":1 " not in line]
     world = World()
     scenario.write(*lines)
@@ -273,7 +273,7 @@ def test_disabled_gpm_is_not_called(scenario: Scenario) -> None:
     assert [call for call in calls if call.startswith("Gpm")] == ["GpmQueryDeviceSupport"]
 
 
-def test_a_failed_reading_is_a_gap_that_the_next_mean_covers(scenario: Scenario) -> None:
+def test_the_next_mean_covers_the_gap_of_a_failed_reading(scenario: Scenario) -> None:
     scenario.write("* GpmQueryDeviceSupport = 1", sample(10.0, 500))
     world = World()
     library = world.open()

@@ -72,7 +72,7 @@ def test_samples_out_of_order_count_once(reader: Reader) -> None:
     assert reader.read(50_700, *samples, (50_600, 100)) == (370, 50_600)
 
 
-def test_several_periods_handed_over_at_once_count_in_full(reader: Reader) -> None:
+def test_several_samples_delivered_together_count_in_full(reader: Reader) -> None:
     """A driver that hands over once a second: six periods of 167 ms, each with its own share."""
     ends = [50_067, 50_234, 50_401, 50_568, 50_735, 50_902]
     assert reader.read(50_300) == (0, 49_900)
@@ -82,7 +82,7 @@ def test_several_periods_handed_over_at_once_count_in_full(reader: Reader) -> No
 
 
 @pytest.mark.parametrize("samples", [(), ((49_900, 100), (49_700, 100))])
-def test_an_idle_gpu_is_counted_by_its_utilization(
+def test_an_idle_gpu_counts_busy_time_from_utilization(
     reader: Reader, samples: tuple[tuple[int, int], ...]
 ) -> None:
     """Its buffer is empty, or holds what was counted before."""
@@ -94,7 +94,7 @@ def test_an_idle_gpu_is_counted_by_its_utilization(
     assert reader.read(53_100, *samples, (53_050, 80)) == (320, 53_050)
 
 
-def test_a_gpu_that_is_idle_when_recording_starts_counts_from_its_first_sample() -> None:
+def test_a_gpu_idle_at_start_counts_from_the_first_sample() -> None:
     reader = Reader()
     assert reader.read(50_000) == (0, None)
     assert reader.read(51_000) == (0, 51_000)
@@ -104,12 +104,12 @@ def test_a_gpu_that_is_idle_when_recording_starts_counts_from_its_first_sample()
     assert early.read(50_400, (50_300, 100)) == (300, 50_300)
 
 
-def test_without_utilization_time_without_samples_waits_for_them(reader: Reader) -> None:
+def test_without_utilization_uncovered_time_waits_for_the_next_sample(reader: Reader) -> None:
     assert reader.read(51_500, percent=None) == (0, 49_900)
     assert reader.read(51_600, (51_500, 25), percent=None) == (400, 51_500)
 
 
-def test_a_driver_without_a_buffer_counts_up_to_each_reading() -> None:
+def test_without_a_sample_buffer_busy_time_reaches_each_reading() -> None:
     reader = Reader()
     assert reader.read(50_000, percent=50, has_buffer=False) == (0, None)
     assert reader.read(50_100, percent=50, has_buffer=False) == (50, 50_100)
@@ -118,7 +118,7 @@ def test_a_driver_without_a_buffer_counts_up_to_each_reading() -> None:
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, 10_000])
 @pytest.mark.parametrize("filters", [True, False])
-def test_when_the_time_of_day_jumps_forward_no_time_is_added(
+def test_a_forward_clock_jump_adds_no_busy_time(
     reader: Reader, jump_ms: int, filters: bool
 ) -> None:
     assert reader.read(50_200, (50_100, 100), filters=filters) == (200, 50_100)
@@ -129,7 +129,7 @@ def test_when_the_time_of_day_jumps_forward_no_time_is_added(
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, 10_000])
-def test_when_the_time_of_day_jumps_back_the_utilization_counts_until_samples_are_newer(
+def test_after_a_backward_clock_jump_utilization_counts_until_newer_samples(
     reader: Reader, jump_ms: int
 ) -> None:
     assert reader.read(50_200, (50_100, 100), filters=True) == (200, 50_100)
@@ -144,9 +144,7 @@ def test_when_the_time_of_day_jumps_back_the_utilization_counts_until_samples_ar
     assert reader.read(51_800, *samples, (51_700, 100), filters=True) == (1600, 51_700)
 
 
-def test_when_the_time_of_day_jumps_forward_while_the_gpu_is_idle_no_time_is_added(
-    reader: Reader,
-) -> None:
+def test_a_forward_clock_jump_adds_no_time_on_idle_gpus(reader: Reader) -> None:
     reader.day_ms += 10_000
     reader.stamp_ms += 10_000
     assert reader.read(51_000, percent=0) == (0, 50_900)
@@ -159,7 +157,7 @@ def test_a_sample_from_before_a_clock_jump_subtracts_nothing(reader: Reader) -> 
     assert reader.read(50_200, (50_100, 100), filters=True) == (200, 49_900)
 
 
-def test_other_timestamps_of_another_clock_begin_where_the_utilization_ends() -> None:
+def test_samples_of_a_changed_clock_begin_where_utilization_ends() -> None:
     reader = Reader()
     reader.stamp_ms = 0
     assert reader.read(50_000, (49_900, 100)) == (0, 50_000)
@@ -197,7 +195,7 @@ def test_a_driver_clock_that_jumps_and_returns_adds_no_time(reader: Reader) -> N
 
 
 @pytest.mark.parametrize("stamp_ms", [0, DAY_MS + HOUR_MS, DAY_MS - HOUR_MS, DAY_MS + 1_000])
-def test_timestamps_of_another_clock_count_up_to_the_reading(stamp_ms: int) -> None:
+def test_samples_of_a_foreign_clock_count_up_to_the_reading(stamp_ms: int) -> None:
     """Those of the uptime; of a time zone ahead or behind; a second ahead of the time of day."""
     reader = Reader()
     reader.stamp_ms = stamp_ms
@@ -208,14 +206,14 @@ def test_timestamps_of_another_clock_count_up_to_the_reading(stamp_ms: int) -> N
     assert reader.read(50_500, filters=True) == (200, 50_400)  # nothing was counted
 
 
-def test_clocks_within_their_tolerance_are_not_in_the_future() -> None:
+def test_a_timestamp_slightly_ahead_is_not_in_the_future() -> None:
     """The two clocks are read one after the other: a sample may seem to end 2 ms from now."""
     reader = Reader()
     assert reader.read(50_000, (50_002, 100)) == (0, 50_000)
     assert reader.read(50_200, (50_202, 50)) == (100, 50_200)
 
 
-def test_samples_go_on_where_means_of_gpm_end() -> None:
+def test_samples_continue_where_gpm_means_end() -> None:
     reader = Reader()
     assert reader.add_mean(0.5, 49_900, 50_100) == (100, 50_100)
     assert reader.add_mean(1.0, 50_100, 50_300) == (300, 50_300)
@@ -224,7 +222,7 @@ def test_samples_go_on_where_means_of_gpm_end() -> None:
     assert reader.read(50_700, (50_600, 10)) == (400, 50_600)
 
 
-def test_means_of_gpm_go_on_where_samples_end(reader: Reader) -> None:
+def test_gpm_means_continue_where_samples_end(reader: Reader) -> None:
     """The mean after a failed reading also covers the time of the failure."""
     assert reader.add_mean(1.0, 49_900, 50_100) == (200, 50_100)
     assert reader.read(50_300, (50_250, 100)) == (350, 50_250)
@@ -240,13 +238,13 @@ def test_means_of_gpm_go_on_where_samples_end(reader: Reader) -> None:
     assert reader.add_mean(1.0, 75_500, 75_600) == (2975 + 1950 + 600, 75_600)
 
 
-def test_time_that_was_not_measured_begins_a_new_sum(reader: Reader) -> None:
+def test_busy_time_restarts_after_an_unmeasured_period(reader: Reader) -> None:
     assert reader.add_mean(1.0, 49_900, 50_100) == (200, 50_100)
     # 20 s later counters are read anew over 100 ms, and there were no samples in between.
     assert reader.add_mean(0.5, 70_000, 70_100) == (50, 70_100)
 
 
-def test_switching_at_every_reading_counts_each_time_once(reader: Reader) -> None:
+def test_switching_sources_at_every_reading_counts_time_once(reader: Reader) -> None:
     """A GPU at 100 %: busy time and the time it counts up to are then the same."""
     for step in range(60):
         at_ms = 50_200 + 200 * step

@@ -21,7 +21,7 @@ from clusterprof.agent.collectors.gpu.nvml_errors import explain_absence
         (lambda folder: (folder / "cache").unlink(), True),  # only the loader can say
     ],
 )
-def test_nodes_without_a_driver_are_spared_the_helper(
+def test_nodes_without_a_driver_start_no_helper(
     tmp_path: Path, prepare: Callable[[Path], Any], known: bool
 ) -> None:
     cache = tmp_path / "cache"

@@ -84,7 +84,7 @@ def as_printed(entry: dict[str, Any], values: dict[str, Any], known: Any) -> dic
     }
 
 
-def test_the_instances_of_a_split_gpu_are_devices_of_their_own(
+def test_mig_instances_in_nvidia_smi_output_are_separate_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stated = read_nvidia_smi((PRINTED / "a100-sxm4-v12.xml").read_text())

@@ -84,7 +84,7 @@ def test_the_nvlink_with_errors_is_named(world: World) -> None:
     assert world.read(*lines) == []
 
 
-def test_links_are_read_only_when_a_sum_has_grown(world: World) -> None:
+def test_single_links_are_read_only_when_a_sum_has_grown(world: World) -> None:
     world.read(*HOPPER)
     # Any question about a single link would end this test run: only the sums are asked for.
     traps = [f"* FieldValue:{field}/{link} segv" for field in (161, 162, 163) for link in range(3)]
@@ -121,7 +121,7 @@ def test_an_nvlink_counter_continues_after_being_unreadable(world: World) -> Non
     ]
 
 
-def test_where_links_cannot_be_read_the_sums_stay(world: World) -> None:
+def test_a_failed_read_of_links_keeps_the_sums(world: World) -> None:
     assert world.read(*BLACKWELL) == []
     failed = [*BLACKWELL, "* FieldValue:221 = 9", "* FieldValue:221/0 = 9"]
     # The second call of this kind within a reading is that of the links.
@@ -153,7 +153,7 @@ class Substitute:
         return self.functions.get(name) or getattr(self.module, name)
 
 
-def test_up_to_ampere_each_link_has_fields_of_its_own(world: World) -> None:
+def test_nvlinks_up_to_ampere_are_read_from_separate_fields(world: World) -> None:
     states = "* GetNvLinkState =" + " 1" * 12
     # Replays of links 0 to 5 are 46 to 51, of links 6 to 11 108 to 113; of CRC there are two kinds.
     links = [f"* FieldValue:{field} = 0" for field in (*range(46, 52), *range(108, 114))]
@@ -173,7 +173,7 @@ BLACKWELL = [
 ]
 
 
-def test_blackwell_counts_errors_elsewhere(world: World) -> None:
+def test_blackwell_nvlink_errors_are_read_from_newer_fields(world: World) -> None:
     assert world.read(*BLACKWELL) == []
     counted = {RECOVERIES: 3, SYMBOLS: 0, EFFECTIVE: 70}
     others = {name: value for name, value in HEALTHY.items() if name not in (REPLAYS, CRC)}
@@ -186,7 +186,7 @@ def test_blackwell_counts_errors_elsewhere(world: World) -> None:
     ]
 
 
-def test_without_a_value_of_all_links_theirs_are_added(world: World) -> None:
+def test_without_a_total_the_counters_of_single_links_are_summed(world: World) -> None:
     sums = ("* FieldValue:215 =", "* FieldValue:219 =", "* FieldValue:221 =")
     lines = [line for line in BLACKWELL if not line.startswith(sums)]
     assert world.read(*(line for line in lines if "221" not in line)) == []
@@ -218,7 +218,9 @@ def test_a_link_that_goes_down_is_named(world: World) -> None:
 @pytest.mark.parametrize(
     ("address", "kept"), [(SWITCH, SWITCH), ("00000000:00:00.0", ""), ("FFFFFFFF:FF:FF.F", "")]
 )
-def test_an_address_of_zeros_or_ones_is_none(world: World, address: str, kept: str) -> None:
+def test_a_remote_address_of_zeros_or_ones_is_dropped(
+    world: World, address: str, kept: str
+) -> None:
     ends = ["* GetNvLinkRemoteDeviceType = 2 2 2", f"* GetNvLinkRemotePciInfo = {address}"]
     world.read(*ends)
     [event] = world.read(*ends, "* GetNvLinkState = 0 1 0")

@@ -85,7 +85,7 @@ def sampled(library: NvmlLibrary) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_mig_instance_is_a_device_of_its_gpu(scenario: Scenario) -> None:
+def test_each_mig_instance_is_listed_as_a_device(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP)
     place = {"pci_bus_id": "00000000:01:00.0", "numa_node": 1, "cpus": "0-3,48-55,64"}
     common = {
@@ -138,7 +138,7 @@ def test_without_gpm_a_mig_instance_has_memory_processes_and_a_reason(scenario: 
     }
 
 
-def test_with_gpm_means_of_the_instance_add_up_to_its_busy_time(scenario: Scenario) -> None:
+def test_gpm_means_of_mig_instances_add_up_to_busy_time(scenario: Scenario) -> None:
     first, second = "0.9 GpmSample = {} 1:{}", "0.11 GpmSample = {} 1:0"
     scenario.write(*SPLIT_UP, *GPM, first.format(10.0, 0), second.format(10.0))
     world = World()
@@ -183,9 +183,7 @@ def _two_at_once() -> Unavailable:
     return Unavailable("failed", "NVML (2)")
 
 
-def test_where_two_share_a_gpu_instance_or_the_driver_is_old_gpm_is_not_used(
-    scenario: Scenario,
-) -> None:
+def test_shared_gpu_instances_and_old_drivers_do_not_use_gpm(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP, *GPM, "0/4 GetGpuInstanceId = 9")
     library = World().open()
     for device in (FIRST, SECOND):
@@ -196,9 +194,7 @@ def test_where_two_share_a_gpu_instance_or_the_driver_is_old_gpm_is_not_used(
     assert {result[name] for name in (*BUSY, *GPM_SIGNALS)} == {GPM_DRIVER_TOO_OLD}
 
 
-def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
-    scenario: Scenario,
-) -> None:
+def test_a_mig_instance_that_crashed_the_library_is_readmitted_later(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP, "0/1 * segv")  # any call on that instance would end this test run
     library = World().open(skip={2})
     assert [device["id"] for device in library.inventory] == [
@@ -214,7 +210,7 @@ def test_an_instance_that_crashed_the_library_is_skipped_and_taken_up_again(
     assert sampled(library)[FIRST]["gpu.memory_used_bytes"] == 1 << 20
 
 
-def test_instances_of_a_gpu_that_is_skipped_are_not_there(scenario: Scenario) -> None:
+def test_mig_instances_of_a_skipped_gpu_are_not_listed(scenario: Scenario) -> None:
     scenario.write(*SPLIT_UP, "0 * segv")
     assert [device["id"] for device in World().open(skip={0}).inventory] == [
         "nvidia-0",

@@ -37,7 +37,7 @@ TPU Buffer Transfer Latency
 """
 
 
-def test_lists_become_rows() -> None:
+def test_libtpu_lists_become_rows_per_chip() -> None:
     lists: list[Any] = [["98.10", "0.00"], ["34.20", "0.0"], ["17179869184", "0"], [32 * GIB] * 2]
     assert tpu.build_rows(lists, 2) == [
         [pytest.approx(0.981), pytest.approx(0.342), 16 * GIB, 32 * GIB],
@@ -45,7 +45,7 @@ def test_lists_become_rows() -> None:
     ]
 
 
-def test_two_cores_of_a_chip_are_one_device() -> None:
+def test_two_cores_of_a_chip_are_a_single_device() -> None:
     lists: list[Any] = [["50"], ["10", "30"], ["1", "2"], ["8", "8"]]
     assert tpu.build_rows(lists, 1) == [[0.5, pytest.approx(0.2), 3, 16]]
 
@@ -64,7 +64,7 @@ def test_a_value_that_libtpu_lacks_has_a_reason() -> None:
     assert value == Unavailable("failed", "libtpu reports 'busy' for duty_cycle_pct")
 
 
-def test_a_library_asked_through_its_own_interface(
+def test_the_collector_reads_values_through_libtpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = tmp_path / "tpu"
@@ -99,7 +99,7 @@ def test_a_library_asked_through_its_own_interface(
     }
 
 
-def test_tables_of_tpu_info() -> None:
+def test_tpu_info_tables_are_parsed() -> None:
     unknown = Unavailable("absent", "tpu-info reports 'N/A' for the duty cycle")
     assert tpu.parse_tpu_info(TABLES) == {
         8: [pytest.approx(0.981), pytest.approx(0.136), int(18.5 * GIB), int(31.25 * GIB)],
@@ -113,7 +113,9 @@ def test_tables_of_tpu_info() -> None:
     assert raised.value.kind == "absent"
 
 
-def test_neither_library_nor_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_libtpu_and_tpu_info_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable) as raised:
         GpuTpuCollector(Context(Roots(), None, lambda: [])).open()
@@ -124,7 +126,7 @@ def test_neither_library_nor_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_chips_are_found_on_the_bus(tmp_path: Path) -> None:
+def test_tpu_chips_are_found_on_the_pci_bus(tmp_path: Path) -> None:
     for address, facts in {
         "0000:00:04.0": ("0x1ae0", "0x0063", "0x0000", "0"),
         "0000:00:05.0": ("0x1ae0", "0x0042", "0x0000", "0"),  # a network card of the same maker

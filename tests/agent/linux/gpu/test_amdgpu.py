@@ -161,7 +161,7 @@ def table(form: int, content: int, size: int, **values: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_every_table_version_is_parsed(version: tuple[int, int, int]) -> None:
+def test_each_metrics_table_version_is_parsed(version: tuple[int, int, int]) -> None:
     names = {name for name, _ in VERSIONS[version]}
     by_key = {
         "hotspot": 61,
@@ -212,7 +212,7 @@ def test_every_table_version_is_parsed(version: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v[2] > 1000], ids=str)
-def test_partitions_are_the_mean_of_their_compute_dies(version: tuple[int, int, int]) -> None:
+def test_partition_busy_time_is_the_mean_of_compute_dies(version: tuple[int, int, int]) -> None:
     made = table(*version, partitions=2)
     for place, (inst, acc) in enumerate([((90, 80), (1000, 3000)), ((), (7,))]):
         for die, value in enumerate(inst):
@@ -222,7 +222,7 @@ def test_partitions_are_the_mean_of_their_compute_dies(version: tuple[int, int, 
     assert parse_metrics(bytes(made)).partition_busy == ((85, 2000), (None, 7))
 
 
-def test_what_is_not_reported_is_no_number() -> None:
+def test_unreported_fields_have_no_value() -> None:
     metrics = parse_metrics(bytes(table(1, 7, 2208)))
     assert (metrics.values, metrics.clocks_mhz) == ({}, ())
     assert (metrics.xgmi_read, metrics.xgmi_write) == (None, None)
@@ -237,7 +237,9 @@ def test_what_is_not_reported_is_no_number() -> None:
         (bytes(table(1, 7, 2208))[:100], "failed", "gpu_metrics: 100 bytes of 2208"),
     ],
 )
-def test_no_table_or_one_that_is_not_known(data: bytes, kind: str, message: str) -> None:
+def test_missing_and_unknown_metrics_tables_are_reasons(
+    data: bytes, kind: str, message: str
+) -> None:
     with pytest.raises(Unavailable) as raised:
         parse_metrics(data)
     assert (raised.value.kind, raised.value.message) == (kind, message)

@@ -31,7 +31,7 @@ def edit(roots: Roots, pid: int, fd: int, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_client_as_each_driver_writes_it() -> None:
+def test_clients_of_xe_and_i915_are_parsed() -> None:
     xe = (
         "pos:\t0\ndrm-driver:\txe\ndrm-client-id:\t17\ndrm-pdev:\t0000:29:00.0\n"
         "drm-total-vram0:\t9 MiB\ndrm-resident-vram0:\t3 MiB\ndrm-resident-vram1:\t5 KiB\n"
@@ -50,7 +50,7 @@ def test_a_client_as_each_driver_writes_it() -> None:
     )
 
 
-def test_text_where_a_number_should_be_is_left_out() -> None:
+def test_text_instead_of_numbers_is_ignored() -> None:
     text = (
         "drm-driver:\txe\ndrm-client-id:\t1\ndrm-pdev:\t0000:29:00.0\ndrm-cycles-ccs:\t-4\n"
         "drm-total-cycles-ccs:\t9\ndrm-cycles-rcs:\t4\ndrm-engine-copy:\tmany ns\n"
@@ -61,7 +61,7 @@ def test_text_where_a_number_should_be_is_left_out() -> None:
     assert parse_client(7, "drm-driver:\txe\ndrm-pdev:\t0000:29:00.0\n") is None
 
 
-def test_a_descriptor_that_was_duplicated_is_one_client(host: Any) -> None:
+def test_duplicated_descriptors_count_as_a_single_client(host: Any) -> None:
     drm_descriptors = DrmDescriptors(host("intel-max-node"), ("xe", "i915"))
     drm_descriptors.search([4711, 4712, 4799])
     assert [(client.pid, client.pci, client.client_id) for client in drm_descriptors.clients()] == [
@@ -71,7 +71,7 @@ def test_a_descriptor_that_was_duplicated_is_one_client(host: Any) -> None:
     assert drm_descriptors.denied is None
 
 
-def test_shares_of_cycles_and_of_nanoseconds(host_copy: Any) -> None:
+def test_busy_shares_come_from_cycles_or_nanoseconds(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     reader = usage(roots, [4711, 4712], [10 * S, 12 * S, 14 * S, 16 * S])
     first = reader.read()
@@ -98,7 +98,7 @@ def test_parallel_engines_add_up_to_at_most_the_elapsed_time(host_copy: Any) -> 
     assert reader.read().shares[I915] == 1.0
 
 
-def test_a_driver_without_engine_times_is_unknown_and_not_idle(host_copy: Any) -> None:
+def test_without_engine_times_the_busy_share_is_unknown(host_copy: Any) -> None:
     roots = host_copy("intel-max-node")
     path = roots.proc / "4712/fdinfo/8"
     lines = [line for line in path.read_text().splitlines() if "engine" not in line]
@@ -107,7 +107,7 @@ def test_a_driver_without_engine_times_is_unknown_and_not_idle(host_copy: Any) -
     assert isinstance(share, Unavailable) and share.kind == "absent"
 
 
-def test_a_process_that_may_not_be_seen_is_reported(host_copy: Any, as_nobody: Any) -> None:
+def test_a_hidden_process_is_denied(host_copy: Any, as_nobody: Any) -> None:
     roots = host_copy("intel-max-node")
     os.chmod(roots.proc / "4712/fd", 0)
     with as_nobody():
@@ -123,7 +123,7 @@ def test_a_process_belongs_to_the_device_with_twice_the_memory() -> None:
     assert find_main_device({}) == ""
 
 
-def test_amd_memory_is_what_its_compute_part_says_where_pids_are_the_same(host_copy: Any) -> None:
+def test_amd_memory_comes_from_kfd_in_the_same_pid_namespace(host_copy: Any) -> None:
     roots = host_copy("mi300x-node")
     devices = {
         "0000:05:00.0": [("one", 4711)],

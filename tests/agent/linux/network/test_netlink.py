@@ -81,7 +81,7 @@ def pair(address: str, family: int = socket.AF_INET) -> tuple[socket.socket, soc
         return client, accepted
 
 
-def test_connections_of_both_families_are_listed_and_loopback_is_not(kernel: Connections) -> None:
+def test_ipv4_and_ipv6_connections_are_listed_without_loopback(kernel: Connections) -> None:
     address = own_address()
     out4 = pair(address)
     out6 = pair(address, socket.AF_INET6)  # an IPv4 client, an IPv6 socket that answers it
@@ -101,7 +101,7 @@ def test_connections_of_both_families_are_listed_and_loopback_is_not(kernel: Con
         endpoint.close()
 
 
-def test_one_connection_says_what_its_own_socket_says(kernel: Connections) -> None:
+def test_connection_values_agree_with_the_sockets(kernel: Connections) -> None:
     client, accepted = pair(own_address())
     client.sendall(b"x" * 70_000)
     got = accepted.recv(20_000, socket.MSG_WAITALL)
@@ -122,7 +122,7 @@ def test_one_connection_says_what_its_own_socket_says(kernel: Connections) -> No
     accepted.close()
 
 
-def test_a_closed_connection_is_distinguished_from_one_that_lives(kernel: Connections) -> None:
+def test_closed_connections_are_distinguished_from_open_connections(kernel: Connections) -> None:
     pairs = [pair(own_address()) for _ in range(40)]  # more than are asked in one call
     entries = listed(kernel)
     known = [entries[inode(client)] for client, _ in pairs]
@@ -149,7 +149,9 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> None:
+def test_a_long_connection_list_is_received_in_pieces(
+    kernel: Connections, many_files: None
+) -> None:
     address = own_address()
     pairs = [pair(address) for _ in range(400)]
     kernel.start()
@@ -174,7 +176,9 @@ def test_a_long_list_comes_in_pieces(kernel: Connections, many_files: None) -> N
             endpoint.close()
 
 
-def test_without_a_free_descriptor_addresses_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_free_descriptor_interface_addresses_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(index: int) -> str:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -183,7 +187,7 @@ def test_without_a_free_descriptor_addresses_are_unknown(monkeypatch: pytest.Mon
         map_addresses_to_interfaces()
 
 
-def test_loopback_is_an_interface_of_its_own() -> None:
+def test_loopback_addresses_map_to_the_lo_interface() -> None:
     addresses = map_addresses_to_interfaces()
     assert addresses[b"\x7f\0\0\1"] == "lo"
     assert set(addresses.values()) <= {name for _, name in socket.if_nameindex()}
@@ -196,7 +200,7 @@ def answer(*attributes: bytes, state: int = 1) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), 20, 0, 1, 0) + body
 
 
-def test_an_answer_by_hand() -> None:
+def test_a_handmade_connection_message_is_parsed() -> None:
     info = bytearray(104)
     struct.pack_into("=I", info, 100, 12)
     connection = parse_connection(
@@ -208,12 +212,12 @@ def test_an_answer_by_hand() -> None:
     assert (without.state, without.info) == (6, UNKNOWN)
 
 
-def test_attributes_that_are_cut_off_end_the_message() -> None:
+def test_truncated_attributes_are_ignored() -> None:
     whole = answer(pack_attribute(2, bytes(104)))
     assert parse_connection(whole[:-40]).info == UNKNOWN
 
 
-def test_addresses_by_hand() -> None:
+def test_handmade_address_messages_are_parsed() -> None:
     def message(*attributes: bytes, kind: int = 20) -> bytes:
         body = struct.pack("=BBBBI", 2, 24, 0, 0, 7) + b"".join(attributes)
         return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body

@@ -61,25 +61,25 @@ def structure(length: int, **other: int) -> bytes:
 
 
 @pytest.mark.parametrize("length", LENGTHS, ids=lambda n: f"{n} bytes, Linux {LENGTHS[n]}")
-def test_a_short_structure_gives_only_the_fields_it_contains(length: int) -> None:
+def test_a_short_tcp_info_structure_has_only_leading_fields(length: int) -> None:
     expected = [*WHOLE[: KNOWN[length]], *[None] * (11 - KNOWN[length])]
     # Fields are in the order of their offsets, so a shorter structure is a shorter prefix.
     assert list(parse_tcp_info(structure(length))) == expected
 
 
-def test_a_structure_ends_at_its_stated_length() -> None:
+def test_a_tcp_info_structure_ends_at_the_given_offset() -> None:
     data = b"before!!" + structure(248)
     assert parse_tcp_info(data, 8) == WHOLE
     assert parse_tcp_info(data, 8, 8 + 136) == parse_tcp_info(structure(136))
     assert parse_tcp_info(b"") == UNKNOWN
 
 
-def test_what_was_not_measured_yet_is_unknown() -> None:
+def test_round_trip_times_not_yet_measured_are_unknown() -> None:
     info = parse_tcp_info(structure(200, rtt=0, min_rtt=0xFFFFFFFF))
     assert (info.rtt_ns, info.min_rtt_ns) == (None, None)
 
 
-def test_a_structure_from_this_kernel() -> None:
+def test_tcp_info_of_this_kernel_is_parsed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()

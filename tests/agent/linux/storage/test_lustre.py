@@ -18,7 +18,7 @@ from clusterprof.agent.linux.storage.lustre import (
 from clusterprof.errors import Unavailable
 
 
-def test_lines_of_a_stats_file() -> None:
+def test_lines_of_a_lustre_stats_file_are_parsed() -> None:
     data = (
         b"snapshot_time             1700000000.5 secs.nsecs\n"
         b"read_bytes                2 samples [bytes] 4096 8192 12288\n"  # before 2.7: no squares
@@ -59,7 +59,7 @@ def test_pings_are_not_counted_as_waits() -> None:
     assert sum_waited_rpcs(late) == (0, 0)
 
 
-def test_queues_and_the_histogram_of_reads_in_flight() -> None:
+def test_read_queues_and_the_in_flight_histogram_are_parsed() -> None:
     data = (
         b"snapshot_time:         1.2 (secs.nsecs)\nread RPCs in flight:  3\n"
         b"write RPCs in flight: 1\npending write pages:  9\npending read pages:   256\n"
@@ -77,11 +77,11 @@ def test_queues_and_the_histogram_of_reads_in_flight() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 100), (8, 60), (9, 0), (31, 0)])
-def test_rpcs_that_filled_the_last_slot(most: int, count: int) -> None:
+def test_rpcs_at_the_limit_are_counted_from_the_histogram(most: int, count: int) -> None:
     assert count_rpcs_at_limit({1: 40, 8: 60}, most) == count
 
 
-def test_a_limit_beyond_the_histogram_is_unknown() -> None:
+def test_rpcs_at_a_limit_beyond_the_histogram_are_unknown() -> None:
     message = "64 RPCs may be in flight; the histogram cannot distinguish more than 30"
     assert count_rpcs_at_limit({31: 5}, 64) == Unavailable("absent", message, "")
 
@@ -89,7 +89,7 @@ def test_a_limit_beyond_the_histogram_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("state", "connected"), [("FULL", True), ("IDLE", True), ("DISCONN", False), ("EVICTED", False)]
 )
-def test_the_state_of_a_connection(state: str, connected: bool) -> None:
+def test_the_connection_state_of_an_import_is_parsed(state: str, connected: bool) -> None:
     data = f"import:\n    name: a\n    state: {state}\n    rpcs:\n       timeouts: 4\n"
     assert parse_import(data.encode()) == (connected, 4)
     with pytest.raises(ValueError, match="import"):
@@ -109,7 +109,7 @@ Opens: 5 Closes: 4 Deletes: 0
 """
 
 
-def test_shares_of_smb1_and_of_a_kernel_that_keeps_no_time() -> None:
+def test_smb1_shares_without_operation_times_are_parsed() -> None:
     (server,) = network_mounts.parse_stats(OLD)
     assert (server.time_ns, server.keeps_time) == ({}, False)
     assert server.shares == [
@@ -119,14 +119,14 @@ def test_shares_of_smb1_and_of_a_kernel_that_keeps_no_time() -> None:
     ]
 
 
-def test_a_count_below_zero_is_one_of_32_bits() -> None:
+def test_a_negative_cifs_count_is_an_unsigned_32_bit_number() -> None:
     (server,) = network_mounts.parse_stats(
         b"Max requests in flight: 1\n1) \\\\s\\x\nReads: -2 total 0 failed\n"
     )
     assert server.shares[0].operations == {"READ": (1 << 32) - 2}
 
 
-def test_nothing_mounted_and_nothing_understood() -> None:
+def test_empty_and_malformed_cifs_files_list_no_servers() -> None:
     assert network_mounts.parse_stats(b"Resources in use\nCIFS Session: 0\n") == []
     assert network_mounts.parse_stats(b"\xff\x00 Reads: 3\n") == []
     assert network_mounts.parse_debug(b"Servers: <NONE>\n") == []

@@ -83,7 +83,7 @@ def _by_stack(code: RankStackTimes, cause: str) -> dict[int, tuple[float, int]]:
     return {int(s): (ms / MS, int(n)) for s, ms, n, _ in code.lost[cause].T.tolist()}
 
 
-def test_a_sample_carries_the_loss_of_the_time_it_stands_for() -> None:
+def test_a_sample_carries_the_loss_of_its_sampling_interval() -> None:
     main = _with_stacks(make_process(100), [(1.0, 1, ""), (1.5, 2, ""), (1.9, 1, ""), (3.0, 3, "")])
     # 1 to 2 s: 0.6 of 1 s is lost, all of it in saves. Each sample: 50 ms x 0.6.
     pieces = make_lost_segments((1, 2, 0.6, PHASE_CHECKPOINT))
@@ -103,7 +103,7 @@ def test_causes_share_a_sample_and_the_rest_is_unattributed() -> None:
     assert _by_stack(code, "unattributed") == {1: (12.5, 1)}
 
 
-def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_others() -> None:
+def test_causes_take_the_samples_that_match_their_thread_state() -> None:
     main = _with_stacks(
         make_process(100), [(1.2, 1, "R"), (1.5, 2, "S"), (1.7, 3, "D"), (1.8, 4, "")]
     )
@@ -113,7 +113,7 @@ def test_a_cause_that_computes_takes_samples_on_a_cpu_and_one_that_sleeps_the_ot
     assert sorted(_by_stack(code, "host-asleep")) == [2, 3, 4]
 
 
-def test_samples_that_fit_a_cause_carry_the_loss_of_the_others() -> None:
+def test_matching_samples_carry_the_loss_of_samples_in_other_states() -> None:
     # 0.2 of 1 s is lost to a sleep; four samples of 50 ms carry 40 ms of it, all in the one asleep.
     samples = [(1.2, 1, "S"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
     main = _with_stacks(make_process(100), samples)
@@ -128,7 +128,7 @@ def test_samples_that_fit_a_cause_carry_the_loss_of_the_others() -> None:
     assert _by_stack(code, "host-asleep") == {1: (50.0, 1)}
 
 
-def test_writing_sleeps_where_sleeping_samples_can_carry_it() -> None:
+def test_writing_loss_goes_to_sleeping_samples_with_enough_time() -> None:
     samples = [(1.2, 1, "D"), (1.4, 2, "R"), (1.6, 2, "R"), (1.8, 2, "R")]
     main = _with_stacks(make_process(100), samples)
     code = _share(
@@ -142,7 +142,7 @@ def test_writing_sleeps_where_sleeping_samples_can_carry_it() -> None:
     assert _by_stack(code, "eval-host") == {1: (40.0, 1), 2: (120.0, 3)}
 
 
-def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() -> None:
+def test_a_late_sample_counts_as_on_a_cpu() -> None:
     main = _with_stacks(make_process(100), [(1.2, 1, "S")], late_ms=2)
     pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
     code = _share(make_rank(10, main), pieces, launch_bound=[0.5], host_asleep=[0.5])
@@ -150,7 +150,7 @@ def test_a_late_sample_was_on_a_cpu_whatever_the_thread_does_when_it_is_taken() 
     assert _by_stack(code, "host-asleep") == {1: (25.0, 1)}  # better than no line at all
 
 
-def test_a_late_sample_was_in_a_page_fault_where_the_recorder_sees_waits_for_a_disk() -> None:
+def test_late_samples_during_a_disk_wait_count_as_page_faults() -> None:
     # Stack 1 came 100 ms late. The recorder found the thread in a wait for a disk until 1.3 s.
     samples = [(1.2, 1, ""), (1.5, 2, "S")]
     pieces = make_lost_segments((1, 2, 1.0, PHASE_COMPUTE))
@@ -161,7 +161,7 @@ def test_a_late_sample_was_in_a_page_fault_where_the_recorder_sees_waits_for_a_d
         assert sorted(_by_stack(code, "storage-local")) == stacks
 
 
-def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None:
+def test_lock_loss_is_shared_among_the_possible_lock_holders() -> None:
     # The last sample is of a thread that the main thread waited for: not late, and no holder.
     samples = [(1.2, 1, "S"), (1.4, 2, ""), (1.4, 3, ""), (1.8, 2, ""), (1.9, 4, "")]
     main = _with_stacks(make_process(100), samples)
@@ -177,7 +177,7 @@ def test_a_kept_lock_is_shared_among_the_threads_that_may_have_kept_it() -> None
     assert _by_stack(code, "unattributed") == {1: (25.0, 1)}
 
 
-def test_waits_for_peers_are_kept_apart() -> None:
+def test_waits_for_peers_are_counted_apart_from_causes() -> None:
     main = _with_stacks(make_process(100), [(1.5, 1, "S"), (4.0, 2, "R")])
     pieces = make_lost_segments((1, 2, 0.5, PHASE_COLLECTIVE))
     code = _share(make_rank(10, main), pieces)
@@ -185,7 +185,7 @@ def test_waits_for_peers_are_kept_apart() -> None:
     assert code.in_steps[0].tolist() == [2]
 
 
-def test_a_wait_for_the_device_is_no_place_of_the_loss() -> None:
+def test_samples_in_a_device_wait_carry_no_loss() -> None:
     synced = {layout.SYNC: make_spans((1.0, 1.6, ns(0.6), 1))}
     main = _with_stacks(make_process(100, spans=synced), [(1.5, 1, "S"), (1.8, 2, "R")])
     pieces = make_lost_segments((1, 2, 0.4, PHASE_COMPUTE))
@@ -194,7 +194,7 @@ def test_a_wait_for_the_device_is_no_place_of_the_loss() -> None:
     assert _by_stack(code, "launch-bound") == {2: (50.0, 1)}
 
 
-def test_a_loss_after_several_waits_for_the_device_fills_the_time_after_each() -> None:
+def test_loss_after_several_device_waits_fills_the_time_after_each() -> None:
     # 0.1 s lie between the waits and 0.5 s behind them. Of 0.4 s lost, 0.1 and 0.3 follow.
     synced = {layout.SYNC: make_spans((1.0, 1.2, ns(0.2), 1), (1.3, 1.5, ns(0.2), 1))}
     samples = [(1.1, 1, "S"), (1.25, 2, "R"), (1.4, 3, "S"), (1.6, 4, "R"), (1.81, 5, "R")]
@@ -220,7 +220,7 @@ def test_a_wait_for_a_worker_is_spread_over_its_whole_fetch() -> None:
     assert code.in_steps[0].tolist() == [8]
 
 
-def test_the_loss_of_a_wait_is_in_the_fetch_that_was_waited_for() -> None:
+def test_the_loss_of_a_wait_goes_to_the_awaited_fetch() -> None:
     # The batch of [0, 2) arrives at 2.1 s, when the next fetch has begun. The wait from 3 to 3.5 s
     # is for that one; no fetch ended after the last wait had begun.
     fetched = {layout.FETCH: make_spans((0.0, 2.0, 1, ns(2), 0, 0), (2.0, 4.0, 1, ns(2), 0, 0))}
@@ -236,7 +236,7 @@ def test_the_loss_of_a_wait_is_in_the_fetch_that_was_waited_for() -> None:
     assert by_stack == {1: (12.5, 1), 2: (12.5, 1), 3: (12.5, 1), 4: (25.0, 1)}
 
 
-def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None:
+def test_loss_of_waits_for_own_threads_goes_to_their_stacks() -> None:
     # In the wait the main thread is in stack 8. Thread 101 computes until 1.5 s, then it reads;
     # thread 102 sleeps. The sample at 2.5 s is in no wait: the main thread's own counts there.
     samples = [(1.2, 8, "S"), (1.2, 1, ""), (1.2, 5, ""), (1.8, 8, "S"), (1.8, 2, ""), (2.5, 3, "")]
@@ -265,7 +265,7 @@ def test_a_wait_for_threads_of_the_own_process_is_lost_where_these_are() -> None
     assert set(_by_stack(code, "storage-local")) == {8}
 
 
-def test_what_is_not_lost_counts_as_work_where_no_device_was_measured() -> None:
+def test_time_not_lost_counts_as_work_without_a_device() -> None:
     samples = [(0.5, 1, "R"), (1.5, 2, "R"), (1.6, 2, "S"), (2.5, 3, "S"), (3.5, 4, "R")]
     main = _with_stacks(make_process(100), samples)
     # Lost: 20 % of 1 to 2 s, 90 % of 2 to 3 s, where the thread sleeps; 3 to 4 s is a collective.

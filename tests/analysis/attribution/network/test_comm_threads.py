@@ -48,7 +48,7 @@ def rates(column: str, inside: float, outside: float) -> ThreadTable:
     return replace(idle, **{column: np.rint(grown * 1e9).astype(np.int64)})
 
 
-def test_all_a_mover_uses_is_for_the_data_if_it_sleeps_otherwise() -> None:
+def test_cpu_time_of_an_otherwise_idle_comm_thread_counts_fully() -> None:
     # 1 s of CPU in each operation; the data were on their way for 3 of the 4 s, or for only 1
     totals = sum_comm_thread_time(moving(make_thread(parse_activity("I2 U1 I3 U1 I3"), 10)), WHOLE)
     assert estimate_host_overhead_ns(totals, ON_CPU, ns(3)) == pytest.approx(ns(2))
@@ -57,7 +57,7 @@ def test_all_a_mover_uses_is_for_the_data_if_it_sleeps_otherwise() -> None:
     assert estimate_host_overhead_ns(totals, ON_CPU, 0) == 0
 
 
-def test_what_it_does_at_any_time_counts_only_for_as_long_as_data_move() -> None:
+def test_constant_activity_of_a_comm_thread_counts_during_transfers_only() -> None:
     # ready to run, and no CPU, for half of the time wherever it is looked: 1.5 of 3 s
     totals = sum_comm_thread_time(moving(rates("run_delay_ns", 0.5, 0.5)), WHOLE)
     assert estimate_host_overhead_ns(totals, DELAYED, ns(3)) == pytest.approx(ns(1.5))
@@ -70,7 +70,7 @@ def test_what_it_does_at_any_time_counts_only_for_as_long_as_data_move() -> None
     assert 0 < estimate_host_overhead_ns(totals, ON_CPU, ns(3)) < ns(0.4 * 3)
 
 
-def test_other_threads_say_nothing_and_how_a_run_is_cut_changes_nothing() -> None:
+def test_only_comm_threads_count_and_chunking_keeps_their_sums() -> None:
     polls = rates("on_cpu_ns", 1.0, 1.0)
     assert sum_comm_thread_time(moving(polls, "NCCL Progress 1"), WHOLE) == {}
     assert estimate_host_overhead_ns({}, ON_CPU, ns(3)) == 0

@@ -30,14 +30,14 @@ from tests.support.synthetic.jobs import MS
 QUIET = make_nic()
 
 
-def test_without_a_sign_all_of_it_stays_and_says_how_much_is_beyond() -> None:
+def test_transfers_without_symptoms_stay_with_their_excess_time_stated() -> None:
     given, shares = split_transfers(QUIET, QUIET)
     assert given == {}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 2 * 800 * MS)
     assert shares.by_rate
 
 
-def test_at_the_rate_of_the_links_nothing_is_beyond() -> None:
+def test_transfers_at_link_rate_have_no_excess_time() -> None:
     given, shares = split_transfers(
         QUIET, {**QUIET, "network.errors_total eth0": 1e6}, took=[10 * MS] * 40
     )
@@ -57,7 +57,7 @@ QUEUES = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
+def test_port_errors_charge_excess_time_to_a_bad_link(name: str) -> None:
     given, shares = split_transfers(QUIET, {**QUIET, name: FAULTS[name]})
     assert given == {"net-link": 800}
     assert (shares.expected_ns, shares.excess_ns) == (2 * 400 * MS, 0)
@@ -67,7 +67,7 @@ def test_errors_of_a_port_make_what_is_beyond_a_bad_link(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUEUES)
-def test_marks_pauses_and_drops_make_it_congestion(name: str) -> None:
+def test_marks_pauses_and_drops_charge_excess_time_to_congestion(name: str) -> None:
     given, shares = split_transfers(QUIET, {**QUIET, name: QUEUES[name]})
     assert given == {"net-congestion": 800}
     [sign] = shares.shares["net-congestion"].symptoms
@@ -75,7 +75,7 @@ def test_marks_pauses_and_drops_make_it_congestion(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", {**FAULTS, **QUEUES})
-def test_a_few_events_in_a_minute_prove_nothing(name: str) -> None:
+def test_a_few_counter_events_per_minute_are_no_symptom(name: str) -> None:
     if name == "network.carrier_changes_total eth0":
         return  # once is enough
     few = {**FAULTS, **QUEUES}[name] * 0.9 if name not in FAULTS else 5
@@ -83,7 +83,7 @@ def test_a_few_events_in_a_minute_prove_nothing(name: str) -> None:
     assert given == {} and shares.excess_ns == 2 * 800 * MS
 
 
-def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
+def test_packet_loss_is_a_bad_link_or_with_queueing_congestion() -> None:
     # 1,000 of a million segments
     lossy = {**QUIET, "tcp.retransmits_total ": 1000, "tcp.segments_sent_total ": 1e6}
     given, shares = split_transfers(QUIET, lossy)
@@ -96,7 +96,7 @@ def test_loss_alone_is_a_bad_link_and_with_a_queue_congestion() -> None:
     assert split_transfers(QUIET, {**lossy, "tcp.retransmits_total ": 999})[0] == {}
 
 
-def test_the_jobs_own_retransmissions_count_where_they_are_known() -> None:
+def test_known_retransmissions_of_the_job_replace_those_of_the_node() -> None:
     others = {"tcp.retransmits_total ": 5000, "tcp.segments_sent_total ": 1e6}
     own = {"tcp.job_connections_count eth0": 2, "tcp.job_retransmits_total eth0": 100}
     assert compute_retransmit_ratio(make_links(0, {**QUIET, **others})) == 0.005
@@ -112,7 +112,7 @@ QUEUED = {
 }
 
 
-def test_round_trips_far_above_the_shortest_with_data_waiting_are_congestion() -> None:
+def test_long_round_trips_with_unsent_data_are_congestion() -> None:
     given, shares = split_transfers(QUIET, {**QUIET, **QUEUED})
     assert given == {"net-congestion": 800}
     [sign] = shares.shares["net-congestion"].symptoms
@@ -122,7 +122,7 @@ def test_round_trips_far_above_the_shortest_with_data_waiting_are_congestion() -
         assert split_transfers(QUIET, {**QUIET, **QUEUED, name: value})[0] == {}
 
 
-def test_a_queue_of_the_jobs_own_full_link_is_no_congestion() -> None:
+def test_queues_on_links_filled_by_the_job_are_no_congestion() -> None:
     # 450 GB of 600 in the minute went out: the link is full, its queue the job's own.
     full = {**make_nic(sent=450 * GB), **QUEUED}
     assert split_transfers(make_nic(sent=450 * GB), full, job=(450 * GB, 450 * GB))[0] == {}
@@ -133,7 +133,7 @@ def test_a_queue_of_the_jobs_own_full_link_is_no_congestion() -> None:
     assert (sign.evidence.name, sign.evidence.value) == ("network.others_ratio", 0.5)
 
 
-def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
+def test_a_full_receive_window_is_no_network_fault() -> None:
     slow = {
         **QUIET,
         **QUEUED,
@@ -152,7 +152,7 @@ def test_a_receiver_that_takes_no_more_is_not_the_networks_fault() -> None:
     )
 
 
-def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
+def test_the_speed_of_a_virtual_or_exceeded_device_is_ignored() -> None:
     # Without a rate the fastest tenth is expected: 30 of 40 took 2^24 ns, ten twice that.
     took = [1 << 24] * 30 + [1 << 25] * 10
     given, shares = split_transfers(QUIET, QUIET, took=took, virtual=["eth0"])
@@ -170,7 +170,7 @@ def test_the_speed_of_a_virtual_device_is_not_believed() -> None:
     assert make_links(0, make_nic(sent=600 * GB)).bytes_per_second == 10 * GB
 
 
-def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
+def test_a_constantly_full_path_is_no_fault() -> None:
     # It has a queue, and loses what does not fit in. Without its rate only durations that differ
     # tell: here a fifth is beyond the fastest tenth, there more than half.
     alike, apart = [1 << 24] * 30 + [1 << 25] * 10, [1 << 24] * 20 + [1 << 26] * 20
@@ -184,7 +184,7 @@ def test_a_path_that_is_full_all_the_time_is_not_taken_for_a_fault() -> None:
     assert given == {"net-congestion": (10 << 24) / MS}
 
 
-def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
+def test_variation_below_a_tenth_is_charged_to_no_cause() -> None:
     took = [1 << 24] * 38 + [1 << 25] * 2
     given, shares = split_transfers(
         QUIET, {**QUIET, **FAULTS}, took=took, virtual=["eth0"]
@@ -197,7 +197,7 @@ def test_what_varies_by_less_than_a_tenth_is_given_to_nobody() -> None:
     }
 
 
-def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> None:
+def test_tcp_at_its_loss_limited_rate_blames_the_link() -> None:
     # 0.4 % and a round trip of 2 ms permit 1.22 * 1448 / (0.002 * sqrt(0.004)) = 14 MB/s. The
     # all-reduces moved 100 MB in 5 s, 20 MB/s, all alike: nothing is beyond the fastest tenth, and
     # all but the round trip of 1.5 ms is the loss's.
@@ -228,7 +228,7 @@ def test_tcp_that_goes_as_fast_as_its_loss_permits_is_held_up_by_the_loss() -> N
     }
 
 
-def test_small_messages_are_expected_to_take_round_trips() -> None:
+def test_small_messages_are_expected_to_take_the_fastest_observed_time() -> None:
     # 1 MB takes 0.1 ms at 10 GB/s; the fastest took 2^24 ns, which is what is expected.
     transfers = make_all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 1), size=1_000_000)
     known = {n: make_links(n, {**QUIET, **FAULTS}) for n in (0, 1)}
@@ -236,7 +236,7 @@ def test_small_messages_are_expected_to_take_round_trips() -> None:
     assert given == {"net-link": (10 << 24) / MS}
 
 
-def test_teams_of_some_of_a_nodes_ranks_share_its_links() -> None:
+def test_process_groups_on_a_node_share_its_link_rate() -> None:
     # Four ranks on each node: a team of one of each has a quarter of the link, 40 ms for 100 MB;
     # all eight together move 175 MB each over the whole of it, 17.5 ms.
     batch = make_all_reduces([50 * MS] * 40, (0, 1), spare=(0, 0, 0, 1, 1, 1))
@@ -246,7 +246,7 @@ def test_teams_of_some_of_a_nodes_ranks_share_its_links() -> None:
     assert split_and_check_transfers(whole, known)[0] == {"net-link": 40 * 32.5}
 
 
-def test_a_node_that_took_no_part_is_not_asked() -> None:
+def test_counters_of_an_uninvolved_node_are_ignored() -> None:
     # Ranks 0 and 1 are on nodes 0 and 1; node 2 has all faults there are.
     transfers = make_all_reduces(TOOK, (0, 1))
     known = {
@@ -257,7 +257,7 @@ def test_a_node_that_took_no_part_is_not_asked() -> None:
     assert split_and_check_transfers(transfers, known)[0] == {}
 
 
-def test_operations_within_a_node_have_no_link_to_blame() -> None:
+def test_operations_within_a_node_are_charged_to_no_link() -> None:
     transfers = make_all_reduces([1 << 24] * 30 + [1 << 25] * 10, (0, 0))
     given, shares = split_and_check_transfers(transfers, {0: make_links(0, {**QUIET, **FAULTS})})
     assert given == {} and shares.excess_ns == 2 * 10 << 24
@@ -269,7 +269,7 @@ def test_a_node_that_was_not_recorded_leaves_the_rate_unknown() -> None:
     assert find_symptoms(make_links(0, QUIET), LIMITS) == ()
 
 
-def test_nodes_stand_out_at_twice_the_middle() -> None:
+def test_nodes_at_twice_the_lower_median_are_outliers() -> None:
     assert find_outlier_nodes({0: 1.0, 1: 2.0}) == [1]
     assert find_outlier_nodes({0: 1.1, 1: 2.0}) == []
     assert find_outlier_nodes({0: 1.0, 1: 1.0, 2: 2.0, 3: 4.0}) == [3, 2]
@@ -278,7 +278,7 @@ def test_nodes_stand_out_at_twice_the_middle() -> None:
     assert find_outlier_nodes({0: 5.0}) == []
 
 
-def test_what_small_messages_take_beyond_is_no_transfer_unless_a_counter_says_so() -> None:
+def test_excess_time_of_small_messages_is_transfer_only_with_symptoms() -> None:
     # 20 messages take 1 ms, 20 take 11 ms: their receiver may have waited for its peer.
     took = [MS] * 20 + [11 * MS] * 20
     ranks = make_all_reduces(took, size=2048, kind=SEND)

@@ -45,20 +45,20 @@ def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> N
         assert split_transfers(busy, busy, took=[120 * MS] * 40)[0] == {}
 
 
-def test_one_node_on_the_slow_interface_is_named() -> None:
+def test_a_single_node_on_the_slow_interface_is_named() -> None:
     wrong = {**make_nic(speed=1 * GB), **make_nic("eth1", sent=0.0, speed=10 * GB)}
     given, shares = split_transfers(QUIET, wrong, took=[120 * MS] * 40)
     assert given == {"net-path": 40 * 90}
     assert [sign.node for sign in shares.shares["net-path"].symptoms] == [1]
 
 
-def test_an_idle_interface_says_nothing_where_the_nic_did_not_carry_the_job() -> None:
+def test_idle_interfaces_are_ignored_when_the_nic_carried_little_traffic() -> None:
     # The job moved 10 GB, the NIC 1: something else carried it that is not recorded.
     both = {**make_nic(sent=1 * GB, speed=1 * GB), **make_nic("eth1", sent=0.0)}
     assert split_transfers(both, both, took=[120 * MS] * 40)[0] == {}
 
 
-def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
+def test_unused_active_rdma_is_a_wrong_path() -> None:
     # As fast as the NIC beside it: no rate to win, but what is beyond is TCP's.
     both = {**QUIET, **make_hca(sent=0.0, speed=10 * GB)}
     given, shares = split_transfers(both, both)
@@ -70,7 +70,7 @@ def test_rdma_that_is_there_and_unused_is_a_wrong_path() -> None:
     assert split_transfers(down, down)[0] == {}
 
 
-def test_rdma_in_use_is_what_carried_the_traffic() -> None:
+def test_rdma_in_use_determines_rate_and_symptoms() -> None:
     # 4 ms at 25 GB/s, the idle NIC beside it is no alternative; 26 of 30 ms are beyond.
     both = {**make_hca(), **make_nic(sent=0.1 * GB, speed=100 * GB)}
     given, shares = split_transfers(both, both)
@@ -89,7 +89,7 @@ def test_rdma_in_use_is_what_carried_the_traffic() -> None:
         assert shares.shares[cause].symptoms[0].device == "mlx5_0/1"
 
 
-def test_a_port_that_could_not_send_a_fifth_of_the_time_is_congestion() -> None:
+def test_a_port_blocked_a_fifth_of_the_time_is_congestion() -> None:
     # 10 GB are 2.5e9 words; as many ticks in which the port waited are half of the time.
     both = make_hca()
     waits = {**both, "rdma.transmit_wait_total mlx5_0/1": 2.5e9}
@@ -124,7 +124,7 @@ RAILS = [{"ports": [f"r{number}/1" for number in range(8)]}]
 FULL = 10 * GB
 
 
-def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> None:
+def test_an_idle_rail_among_busy_rails_is_a_wrong_path() -> None:
     # 100 MB over eight rails of 25 GB/s take 0.5 ms, over seven 0.57; of 30 ms 29.43 are beyond.
     even, one_off = eight(*[FULL] * 8), eight(*[FULL] * 7, 0.0)
     given, shares = split_transfers(even, one_off, rails=RAILS)
@@ -136,7 +136,7 @@ def test_a_rail_that_carries_nothing_while_the_others_do_is_a_wrong_path() -> No
     assert split_transfers(even, one_off)[0] == {}
 
 
-def test_a_rail_whose_link_is_down_is_called_so() -> None:
+def test_a_rail_with_its_link_down_is_reported_as_down() -> None:
     even = eight(*[FULL] * 8)
     _, shares = split_transfers(even, eight(*[FULL] * 3, 0.0, *[FULL] * 4, down=3), rails=RAILS)
     [sign] = shares.shares["net-path"].symptoms
@@ -145,12 +145,12 @@ def test_a_rail_whose_link_is_down_is_called_so() -> None:
     )
 
 
-def test_a_job_that_uses_few_rails_leaves_none_out() -> None:
+def test_a_job_on_few_rails_has_no_idle_rail_symptom() -> None:
     two = eight(FULL, FULL, *[0.0] * 6)
     assert split_transfers(two, two, rails=RAILS)[0] == {}
 
 
-def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> None:
+def test_bond_members_count_once_and_are_no_idle_interfaces() -> None:
     # The standby member is idle and twice as fast; were it not of the bond, 50 of 120 ms would be
     # the wrong path's: 100 MB take 100 ms at 1 GB/s and 50 at 2.
     both = {
@@ -173,7 +173,7 @@ def test_members_of_the_bond_in_use_are_no_idle_interfaces_and_count_once() -> N
     assert split_transfers(few, few, took=took)[0] == {"net-path": 40 * 50}
 
 
-def test_a_speed_that_was_exceeded_is_not_the_links() -> None:
+def test_an_exceeded_link_speed_is_ignored() -> None:
     for carried, known in ((1.05, True), (1.06, False)):
         both = make_hca(sent=60 * carried * GB, speed=1 * GB)
         _, shares = split_transfers(both, both)

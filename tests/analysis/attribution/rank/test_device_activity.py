@@ -32,7 +32,7 @@ def ends(lengths_ms: np.ndarray, numbers: np.ndarray | None = None) -> tuple:
     return count, np.cumsum(lengths_ms.astype(np.int64) * MS)
 
 
-def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() -> None:
+def test_ranks_ending_steps_together_are_synchronous_despite_clock_offset() -> None:
     draw = np.random.default_rng(1)
     lengths = draw.integers(400, 600, 200)
     number, end = ends(lengths)
@@ -40,17 +40,17 @@ def test_ranks_that_leave_together_are_synchronous_whatever_their_clocks_show() 
     assert has_common_step_ends([(number, end), (number, end + 3_000 * MS + jitter)])
 
 
-def test_ranks_that_are_only_equally_fast_are_not() -> None:
+def test_equally_fast_ranks_are_not_synchronous() -> None:
     draw = np.random.default_rng(2)
     first, other = (ends(500 + draw.integers(-10, 11, 400)) for _ in range(2))
     assert not has_common_step_ends([first, other])
 
 
-def test_ranks_of_which_one_is_slower_are_not() -> None:
+def test_ranks_of_different_speed_are_not_synchronous() -> None:
     assert not has_common_step_ends([ends(np.full(50, 500)), ends(np.full(50, 560))])
 
 
-def test_few_steps_in_common_tell_nothing() -> None:
+def test_ranks_with_few_common_steps_are_not_synchronous() -> None:
     number = np.arange(100)
     step_ends = ends(np.full(100, 500))
     assert has_common_step_ends([step_ends, step_ends])
@@ -102,7 +102,7 @@ def windows(n: int, idle_ns: int = 0) -> DeviceWindows:
 
 
 @pytest.mark.parametrize("count", [12, 40])
-def test_each_window_is_counted_once_whether_it_was_learned_before_or_not(count: int) -> None:
+def test_each_window_is_counted_once_before_and_after_learning(count: int) -> None:
     # 12 windows are too few to learn from before they are divided; 40 are not.
     t_ns = np.arange(count + 1) * 1000 * MS
     busy = Series(t_ns, t_ns.astype(np.float64), False)
@@ -119,7 +119,7 @@ def test_each_window_is_counted_once_whether_it_was_learned_before_or_not(count:
     assert state.activity.phase_shares.windows == count
 
 
-def test_what_is_below_the_usual_spins_in_proportion() -> None:
+def test_activity_below_the_usual_level_is_busy_wait_in_proportion() -> None:
     # 16 windows to learn from: usual 0.9, spinning 0.05. Then one of which half is spinning:
     # 0.475 = (0.9 + 0.05) / 2; 0.815 is at work for nine tenths, which counts: at work all the time
     # it would be at 0.9, as the twelve are that are alike.
@@ -131,7 +131,7 @@ def test_what_is_below_the_usual_spins_in_proportion() -> None:
     assert not spun[:4].any()
 
 
-def test_where_activity_varies_by_itself_only_large_drops_count() -> None:
+def test_only_large_drops_of_varying_activity_are_busy_wait() -> None:
     # 28 windows at work, 0.63 to 0.90 in steps of 0.01, and 4 of spinning: the 90 % quantile is the
     # 29th of 32 from below, 0.87. A quarter of them, 8, lies within 0.05 of it (0.82 to 0.90 are
     # nine, within 0.04 there are eight: 0.83 to 0.90). Six times 0.04 below it is less than four
@@ -142,7 +142,7 @@ def test_where_activity_varies_by_itself_only_large_drops_count() -> None:
     assert (spun[32:] > 0).tolist() == [False, False, True, True, False]
 
 
-def test_idle_time_does_not_spin() -> None:
+def test_idle_time_is_not_busy_wait() -> None:
     values = [0.9] * 12 + [0.05] * 4 + [0.45]  # busy for half of the window, at work in all of it
     spun, *_ = detect_busy_wait(rank_with(values), windows(len(values), idle_ns=0), NO_ACTIVITY)
     assert spun[16] > 0
@@ -153,7 +153,7 @@ def test_idle_time_does_not_spin() -> None:
 
 
 @pytest.mark.parametrize("kind", [layout.STEP, layout.DATA_WAIT])
-def test_busy_waiting_that_no_window_shows_alone_is_found_by_the_steps(kind: int) -> None:
+def test_busy_wait_shorter_than_a_window_is_found_from_steps(kind: int) -> None:
     # Steps of 120 ms, of which the last 36 are waiting: windows of 100 ms contain 16 to 36 ms of
     # it. Their activity is 0.594 to 0.764, never a third of the 0.9 of work.
     values = mean_activity(384, 120, 84)
@@ -166,7 +166,7 @@ def test_busy_waiting_that_no_window_shows_alone_is_found_by_the_steps(kind: int
     assert not spun.any()
 
 
-def test_steps_without_busy_waiting_show_none() -> None:
+def test_noisy_or_constant_steps_show_no_busy_wait() -> None:
     draw = np.random.default_rng(5)
     values = draw.normal(0.7, 0.03, 384).tolist()
     spun, *_ = detect_busy_wait(with_steps(rank_with(values), 120), windows(384), NO_ACTIVITY)
@@ -186,7 +186,7 @@ def test_a_job_whose_hosts_wait_in_collectives_does_not_busy_wait(tmp_path: Path
 
 
 @pytest.mark.parametrize("step_ms", [None, 120])
-def test_the_cut_changes_nothing(step_ms: int | None) -> None:
+def test_chunking_does_not_change_busy_wait_detection(step_ms: int | None) -> None:
     draw = np.random.default_rng(3)
     values = draw.choice([0.9, 0.85, 0.4, 0.05], 500).tolist()
     rank, full_set = rank_with(values), windows(500)
@@ -209,9 +209,7 @@ def test_the_cut_changes_nothing(step_ms: int | None) -> None:
 
 
 @pytest.mark.parametrize("per_step", [1, 4])
-def test_the_operations_of_a_thread_show_the_steps_of_a_device_whose_host_is_ahead(
-    per_step: int,
-) -> None:
+def test_device_steps_are_found_from_operations_of_another_thread(per_step: int) -> None:
     # As above, but the host waits for data at random; a thread runs operations, the last of each
     # step ending with the step of the device.
     values = mean_activity(384, 120, 84)

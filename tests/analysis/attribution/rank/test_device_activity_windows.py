@@ -23,7 +23,7 @@ def average(
     return device_activity._average_over_windows(make_gauge(t_s, values), given).tolist()
 
 
-def test_a_reading_is_the_mean_since_the_one_before() -> None:
+def test_a_reading_is_the_mean_since_the_previous_reading() -> None:
     # 0.2 up to 1, 0.4 up to 2, 0.8 up to 3; the first one covers as long as the second: from 0 on
     t_s, values = [1, 2, 3], [0.2, 0.4, 0.8]
     assert average(t_s, values, (0, 1), (1, 2), (2, 3)) == pytest.approx([0.2, 0.4, 0.8])
@@ -32,7 +32,7 @@ def test_a_reading_is_the_mean_since_the_one_before() -> None:
     assert average(t_s, values, (1.75, 3)) == pytest.approx([(0.25 * 0.4 + 0.8) / 1.25])
 
 
-def test_a_window_of_which_less_than_half_was_read_has_no_mean() -> None:
+def test_a_window_less_than_half_covered_has_no_mean() -> None:
     # readings cover [0, 2): all, half and less than half of these windows
     t_s, values = [1, 2], [0.2, 0.4]
     result = average(t_s, values, (1, 2), (1.5, 2.5), (1.5, 2.6), (2, 3))
@@ -46,7 +46,7 @@ def test_a_missing_reading_covers_nothing() -> None:
     assert result == pytest.approx([0.2, NAN, 0.8, NAN], nan_ok=True)
 
 
-def test_a_reading_long_after_the_one_before_says_nothing() -> None:
+def test_a_reading_after_a_long_gap_is_ignored() -> None:
     # a mean over 2.5 s holds, one over 2.6 s does not
     assert average([1, 2, 4.5], [0.2, 0.4, 0.8], (3, 4)) == pytest.approx([0.8])
     assert average([1, 2, 4.6], [0.2, 0.4, 0.8], (3, 4)) == pytest.approx([NAN], nan_ok=True)

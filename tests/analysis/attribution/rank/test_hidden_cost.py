@@ -47,7 +47,7 @@ def in_s(amounts: dict[int, np.ndarray], number: int) -> list[float]:
 WAIT = make_lost_segments((3, 10, 7, PHASE_DATA_WAIT))
 
 
-def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
+def test_hidden_cost_of_a_cause_is_its_production_share() -> None:
     # 10 s of production, 7 waited: 60 % of it are 6 s, of which 4.2 are in the wait
     hidden_cost = compute_hidden_cost(
         waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4])
@@ -61,13 +61,13 @@ def test_a_cause_takes_its_part_of_the_whole_production_with_it() -> None:
     assert in_s(most, STORAGE) == in_s(most, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.7]
 
 
-def test_a_gap_closes_with_its_chief_cause_and_not_with_a_small_one() -> None:
+def test_removing_only_the_main_cause_closes_a_whole_gap() -> None:
     pieces = make_lost_segments((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
     hidden_cost = compute_hidden_cost(waiting(), pieces, shares(cpu_gc=[0.8, 0.3]))
     assert in_s(hidden_cost, GC) == [0.2, 0.0]
 
 
-def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
+def test_the_main_cause_of_a_gap_also_recovers_minor_claims() -> None:
     # of 1 s the host launched for 0.7, and waited for a CPU for 0.2: had it nothing to launch, it
     # would wait for none. Of the next neither is the chief: 0.4 of 0.8 each, and half of the rest.
     pieces = make_lost_segments((10, 11, 1, PHASE_COMPUTE), (11, 12, 1, PHASE_COMPUTE))
@@ -78,7 +78,7 @@ def test_the_chief_cause_of_a_gap_closes_what_others_claim_of_it() -> None:
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index("cpu-gil")) == [0.022, 0.1]  # 0.2 of 0.9
 
 
-def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
+def test_all_causes_together_recover_at_most_the_lost_piece() -> None:
     # of the wait both are gone: 7 s; each cause alone closes what is said above
     hidden_cost = compute_hidden_cost(
         waiting(), WAIT, shares(storage_local=[0.6], cpu_preprocess=[0.4])
@@ -90,7 +90,7 @@ def test_all_causes_at_once_close_no_more_than_the_piece() -> None:
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index(ALL_CAUSES)) == [0.1]
 
 
-def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
+def test_a_device_wait_before_a_save_belongs_to_the_save() -> None:
     # Step 0 waits for its device once, and saves for 3 s; 0.5 s of launching late are the sync's.
     # Step 1 asks its device twice, step 2 only writes a little: theirs stay theirs.
     pieces = make_lost_segments(
@@ -115,7 +115,7 @@ def test_a_wait_for_the_device_before_a_save_goes_with_the_save() -> None:
     assert in_s(hidden_cost, HIDDEN_COLUMNS.index("checkpoint")) == [0, 0.5, 0, 0, 0, 0]
 
 
-def test_running_sums_are_asked_inside_a_piece_and_go_on() -> None:
+def test_running_sums_are_interpolated_inside_a_piece() -> None:
     sums = HiddenCostSums()
     pieces = WAIT
     amounts = {STORAGE: np.array([ns(1.4)], np.int64)}

@@ -46,7 +46,7 @@ def each(step: Step, interval: int) -> list[Step]:
         (Step(copy=0.2), 1, "h2d", 6.0),  # 2 GB
     ],
 )
-def test_what_holds_one_rank_up_is_reported_and_costs_the_others_as_much(
+def test_a_single_late_rank_costs_other_ranks_as_much(
     tmp_path: Path, step: Step, interval: int, family: str, lost_s: float
 ) -> None:
     job = make_cluster([PLAIN] * N, each(step, interval), [PLAIN] * N)
@@ -69,7 +69,7 @@ def test_a_rank_that_computes_while_its_device_idles_is_late_for_an_unknown_reas
     assert reasons["peers-unknown"] == pytest.approx(2 * 1.5, rel=0.45)  # what it cost the others
 
 
-def test_pauses_of_all_ranks_at_once_on_their_cpus_are_an_evaluation(tmp_path: Path) -> None:
+def test_simultaneous_cpu_pauses_of_all_ranks_are_an_evaluation(tmp_path: Path) -> None:
     job = make_cluster(*([each(Step(host=0.4), 10)] * 2))
     report = record_and_analyze(remove_signals(job, "spans"), tmp_path)
     for rank in (0, 1):
@@ -97,12 +97,12 @@ def test_a_job_whose_devices_idle_and_hosts_sleep_to_the_end_hangs(
     assert any("progress stopped: no device of ranks 0-2" in note for note in report.notes)
 
 
-def test_a_host_that_computes_after_the_steps_is_at_work(tmp_path: Path) -> None:
+def test_a_host_computing_after_the_last_step_is_no_hang(tmp_path: Path) -> None:
     report = record_and_analyze(halted(make_cluster(*([[PLAIN] * N] * 2)), ["I", "U"]), tmp_path)
     assert "fail-hang" not in blamed(report, outside=True)
 
 
-def test_the_device_of_a_process_begun_anew_has_worked_for_another_before(tmp_path: Path) -> None:
+def test_device_work_before_the_process_start_is_not_counted(tmp_path: Path) -> None:
     script = Script(end=10.0, busy=[(1.0, 4.0), (7.0, 9.0)], main="I10.0", worker="I10.0")
     [chunk] = NodeLoader(write_recording(script, tmp_path / "node")).chunks()
     [rank] = find_ranks(chunk)

@@ -123,7 +123,7 @@ def test_every_instant_has_its_phase_step_and_window(
             assert window[row] == intervals.find_containing(np.array([t]), windows)[0]
 
 
-def test_every_edge_is_a_cut() -> None:
+def test_phases_are_cut_at_every_span_and_window_edge() -> None:
     timeline = painted_rank(
         [(layout.STEP, 6, 20, 0), (layout.STEP, 20, 30, 0), (layout.GC, 8, 9, 0)]
     )
@@ -133,7 +133,7 @@ def test_every_edge_is_a_cut() -> None:
     assert painted.measured.tolist() == [True] * 6 + [False] * 2
 
 
-def test_shards_saved_one_after_another_are_one_checkpoint_until_the_step_ends() -> None:
+def test_consecutive_shard_saves_within_a_step_form_a_single_checkpoint() -> None:
     # step 0-20 with saves 2-5 and 9-12, step 20-40 with one at 30-33: 5-9 is the checkpoint's too
     rows = [
         (layout.STEP, 0, 20, 0),

@@ -79,7 +79,7 @@ def split(given: Rank, end: float = 1) -> list[Part]:
     return parts
 
 
-def test_what_the_main_thread_can_have_waited_lies_at_the_end() -> None:
+def test_possible_main_thread_wait_lies_at_the_operation_end() -> None:
     # samples at 0 and 1, active for 0.4 s between; the operation lasts for 0.8 s: of these the main
     # thread waited for 0.6 at most
     result = split(build("U0.1 I0.6 U0.3", (0.1, 0.9, OTHER)))
@@ -92,18 +92,18 @@ def test_what_the_main_thread_can_have_waited_lies_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("doing", ["U1", "K1", "R1", "U0.5 R0.5"])
-def test_a_main_thread_that_is_active_waits_for_nothing(doing: str) -> None:
+def test_an_active_main_thread_hides_the_whole_operation(doing: str) -> None:
     result = split(build(doing, (0.1, 0.9, OTHER)))
     assert result == [(0.0, 0.1, COMPUTE), (0.1, 0.9, HIDDEN), (0.9, 1.0, COMPUTE)]
 
 
 @pytest.mark.parametrize("doing", ["I1", "L1", ""])
-def test_a_main_thread_that_sleeps_or_was_not_sampled_waits_all_the_time(doing: str) -> None:
+def test_a_sleeping_or_unsampled_main_thread_exposes_the_whole_operation(doing: str) -> None:
     result = split(build(doing, (0.1, 0.9, OTHER)))
     assert result == [(0.0, 0.1, COMPUTE), (0.1, 0.9, EXPOSED), (0.9, 1.0, COMPUTE)]
 
 
-def test_every_two_samples_are_looked_at_by_themselves() -> None:
+def test_exposed_time_is_found_separately_between_each_two_samples() -> None:
     # active in the first half second, asleep in the other
     result = split(build("U0.5 I0.5", (0.1, 0.9, OTHER), hz=2))
     assert result == [
@@ -114,7 +114,7 @@ def test_every_two_samples_are_looked_at_by_themselves() -> None:
     ]
 
 
-def test_time_beyond_the_samples_counts_in_full() -> None:
+def test_operation_time_beyond_the_samples_is_fully_exposed() -> None:
     # sampled in [0, 1) only, where the main thread works
     given = build("U1", (0.1, 1.5, OTHER), end=2, sampled_s=1)
     result = split(given, 2)
@@ -148,13 +148,13 @@ def test_an_operation_of_the_main_thread_counts_in_full() -> None:
 
 
 @pytest.mark.parametrize("code", [OTHER, layout.ALL_REDUCE])
-def test_a_rank_that_is_alone_waits_for_no_other(code: int) -> None:
+def test_a_single_rank_job_exposes_no_operation(code: int) -> None:
     operation = (0.1, 0.9, code)
     assert split(build("I1", operation, variables={"WORLD_SIZE": "1"})) == [(0.0, 1.0, COMPUTE)]
     assert split(build("I1", operation, variables={"WORLD_SIZE": "2"}))[1] == (0.1, 0.9, EXPOSED)
 
 
-def test_idle_time_in_a_hidden_operation_is_lost_while_computing() -> None:
+def test_idle_time_in_a_hidden_operation_counts_as_compute_loss() -> None:
     # The device idles for [0.4, 0.6); the main thread works, so it has not launched anything.
     given = build("U1", (0.1, 0.9, OTHER), hz=10, busy=[(0, 0.4), (0.6, 1)])
     rows, _, _ = settle_all(given)
@@ -169,7 +169,7 @@ def test_idle_time_in_a_hidden_operation_is_lost_while_computing() -> None:
 KEPT = {layout.INTERPRETER_WAIT: make_spans((0.3, 0.7, 200_000_000))}
 
 
-def test_a_main_thread_that_sleeps_while_the_lock_is_kept_waits_for_it() -> None:
+def test_a_sleeping_main_thread_waits_for_a_lock_held_elsewhere() -> None:
     parts = [(0.0, 0.2, COMPUTE), (0.2, 0.7, PHASE_LOCK), (0.7, 1.0, COMPUTE)]
     assert split(build("L1", marks=KEPT)) == parts
     assert split(build("U0.8 L0.2", marks=KEPT)) == [(0.0, 1.0, COMPUTE)]  # it kept it itself
@@ -179,7 +179,7 @@ def test_a_main_thread_in_a_page_fault_keeps_the_lock_itself() -> None:
     assert split(build("D1", hz=10, marks=KEPT)) == [(0.0, 1.0, COMPUTE)]
 
 
-def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
+def test_a_main_thread_in_its_own_operation_needs_no_lock() -> None:
     own = (0.1, 0.9, layout.ALL_REDUCE)
     assert split(build("L1", own, marks=KEPT)) == [
         (0.0, 0.1, COMPUTE),
@@ -197,7 +197,7 @@ def test_what_a_main_thread_waits_for_in_an_operation_needs_no_lock() -> None:
         ]
 
 
-def test_an_operation_of_another_thread_ends_late_for_want_of_the_lock() -> None:
+def test_a_held_lock_delays_operation_ends_in_other_threads() -> None:
     # Kept from 0.2 to 0.7. The operations end 15 ms and 25 ms after that, while it is kept (begun
     # before and after it was taken), and before; one is the main thread's own.
     operations = [
@@ -224,7 +224,7 @@ def test_an_operation_of_another_thread_ends_late_for_want_of_the_lock() -> None
 GRADIENTS = layout.GRADIENTS
 
 
-def test_a_wait_for_gradients_waits_for_the_device_until_a_hook_begins_an_operation() -> None:
+def test_a_gradient_wait_is_a_device_wait_before_operations_begin() -> None:
     # The main thread sleeps in [0.1, 0.9) until its gradients are reduced. Another thread reduces
     # one bucket in [0.4, 0.5) and the other in [0.8, 0.9), as the device completes them.
     given = build("U0.1 I0.8 U0.1", (0.1, 0.9, GRADIENTS), (0.4, 0.5, OTHER), (0.8, 0.9, OTHER))
@@ -238,7 +238,7 @@ def test_a_wait_for_gradients_waits_for_the_device_until_a_hook_begins_an_operat
     ]
 
 
-def test_a_rank_without_a_device_waits_for_ranks_only() -> None:
+def test_a_gradient_wait_without_a_device_is_a_rank_wait() -> None:
     given = build("U0.1 I0.8 U0.1", (0.1, 0.9, GRADIENTS), (0.4, 0.5, OTHER), (0.8, 0.9, OTHER))
     assert split(replace(given, device="")) == [
         (0.0, 0.1, COMPUTE),
@@ -248,13 +248,13 @@ def test_a_rank_without_a_device_waits_for_ranks_only() -> None:
 
 
 @pytest.mark.parametrize("other", [(0.1, 0.2, OTHER), (0.9, 1.0, OTHER)])
-def test_a_wait_for_gradients_beside_which_nothing_begins_waits_for_ranks(other: Part) -> None:
+def test_a_gradient_wait_without_concurrent_operation_is_a_rank_wait(other: Part) -> None:
     # DDP reduces them itself; what another thread does before or after is not their reduction
     given = build("I1", other, (0.3, 0.8, GRADIENTS))
     assert (0.3, 0.8, EXPOSED) in split(given)
 
 
-def test_few_waits_with_an_operation_of_another_thread_are_a_coincidence() -> None:
+def test_rare_overlaps_of_gradient_waits_and_operations_are_ignored() -> None:
     # three waits, in one of which a thread that writes a checkpoint meets the others
     waits = [(0.1, 0.2, GRADIENTS), (0.4, 0.5, GRADIENTS), (0.7, 0.8, GRADIENTS)]
     given = build("I1", *waits, (0.45, 0.48, OTHER))
@@ -262,7 +262,7 @@ def test_few_waits_with_an_operation_of_another_thread_are_a_coincidence() -> No
     assert exposed == [(0.1, 0.2, EXPOSED), (0.4, 0.5, EXPOSED), (0.7, 0.8, EXPOSED)]
 
 
-def test_an_operation_of_another_thread_is_known_whatever_the_host_waits_for() -> None:
+def test_operations_of_other_threads_are_marked_during_any_host_wait() -> None:
     # a device busy-waits in it, also while its host waits for data in [0.2, 0.7)
     given = build(
         "I1", (0.4, 0.9, OTHER), marks={layout.DATA_WAIT: make_spans((0.2, 0.7, 0, 201, 1))}

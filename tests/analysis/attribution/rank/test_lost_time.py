@@ -34,7 +34,7 @@ from tests.support.builders import (
 from tests.support.lost_time import BUSY, WORKER, mark_steps, settle_all
 
 
-def test_idle_time_of_a_window_goes_to_its_wait_first_and_never_beyond_it() -> None:
+def test_idle_time_of_a_window_fills_its_wait_first() -> None:
     # steps [1, 2) [2, 3); waits of 0.03 s at 1.00 and of 0.02 s at 2.05
     table = {
         layout.STEP: make_spans((1, 2, 0), (2, 3, 1)),
@@ -80,7 +80,7 @@ def test_without_a_device_waits_count_in_full_as_an_upper_bound() -> None:
     assert account.unmeasured_ns == 0
 
 
-def test_neither_device_nor_spans_is_unmeasured() -> None:
+def test_a_rank_without_device_and_spans_is_unmeasured() -> None:
     main = make_process(100, thread=make_thread(parse_activity("U4"), 4))
     lost_intervals, state = find_lost_intervals(
         make_rank(4, main, device="", marked=False), RankState(), last=True
@@ -150,7 +150,7 @@ def test_time_without_samples_is_neither_busy_nor_idle() -> None:
     assert (account.measured_ns, account.unmeasured_ns) == (ns(3), ns(2))
 
 
-def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
+def test_late_busy_readings_are_assigned_to_earlier_windows() -> None:
     table = {
         layout.STEP: make_spans((0, 0.5, 0)),
         layout.DATA_WAIT: make_spans((0, 0.5, 0, WORKER, 2)),
@@ -167,7 +167,7 @@ def test_busy_time_that_arrives_late_belongs_to_the_windows_before() -> None:
     assert account.idle_ns == ns(0.1)
 
 
-def test_snapshots_stand_in_for_a_missing_integral() -> None:
+def test_busy_ratio_snapshots_replace_a_missing_busy_counter() -> None:
     table = {layout.STEP: make_spans((0, 6, 0)), layout.DATA_WAIT: make_spans((0, 6, 0, WORKER, 2))}
     ratio = make_gauge([0, 1, 2, 3, 6], [0.5, 1.0, 0.25, np.nan, 1.0])
     timeline = mark_steps(6, table, {("gpu.busy_ratio", "emulated-0"): ratio})
@@ -197,7 +197,7 @@ def test_a_slowed_device_loses_the_missing_part_of_its_clock() -> None:
     ]
 
 
-def test_without_spans_the_device_says_when_the_job_worked() -> None:
+def test_device_activity_bounds_the_working_time_without_spans() -> None:
     main = make_process(100, thread=make_thread(parse_activity("U10"), 10))
     series = {BUSY: make_busy_counter([(2, 3), (4, 5)], 10, hz=1)}
     timeline = make_rank(10, main, series=series, marked=False)
@@ -222,7 +222,7 @@ def test_a_chunk_is_settled_up_to_the_sample_before_its_last_step_end() -> None:
     ] == [(ns(1), ns(66.5), False)]
 
 
-def test_nothing_is_settled_before_a_minute_was_recorded_or_the_recording_ends() -> None:
+def test_time_is_settled_after_a_minute_or_at_recording_end() -> None:
     table = {layout.STEP: make_spans((1, 2, 0), (2, 50.55, 1))}
     timeline = mark_steps(60, table, {BUSY: make_busy_counter([(0, 60)], 60)})
     lost_intervals, state = find_lost_intervals(timeline, RankState())
@@ -233,7 +233,7 @@ def test_nothing_is_settled_before_a_minute_was_recorded_or_the_recording_ends()
     ]
 
 
-def test_the_first_minute_is_measured_by_what_all_of_it_shows() -> None:
+def test_idle_shares_of_the_first_minute_use_the_whole_minute() -> None:
     # 20 steps of 1 s: a wait of 0.2 s through which the queue lasts, then computing, half of it
     # idle. By a fixed order of phases the waits would be idle for 3 of the 8 s.
     waits = [(at, at + 0.2, at, WORKER, 2) for at in range(20)]

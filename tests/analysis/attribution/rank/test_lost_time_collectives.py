@@ -18,7 +18,7 @@ EVENTS, SAMPLES = SOURCE_STREAM_EVENTS, SOURCE_DEVICE_SAMPLES
 GROUP = 7
 
 
-def test_a_device_that_waits_for_others_is_lost_though_it_looks_busy() -> None:
+def test_device_time_in_a_collective_is_lost_despite_busy_samples() -> None:
     # The host issues an operation at 1.5 and goes on; the device stands in it for 0.3 s, and runs
     # the operation all the while: no sample sees it idle. Idle was [1.0, 1.05), in a wait for data.
     table = {
@@ -37,7 +37,7 @@ def test_a_device_that_waits_for_others_is_lost_though_it_looks_busy() -> None:
     assert (account.idle_ns, account.stream_intervals) == (ns(0.05), 3)
 
 
-def test_an_idle_device_whose_host_is_held_up_is_not_counted_twice() -> None:
+def test_idle_device_time_in_a_blocking_collective_counts_once() -> None:
     # The host itself waits [1.5, 1.8) (gloo); the device runs dry for 0.2 of it, and so say the
     # samples: 0.2 is lost, not 0.4.
     table = {
@@ -54,7 +54,7 @@ def test_an_idle_device_whose_host_is_held_up_is_not_counted_twice() -> None:
     assert account.idle_ns == ns(0.2)
 
 
-def test_idle_time_beside_a_measured_operation_stays() -> None:
+def test_idle_time_outside_a_measured_operation_remains_lost() -> None:
     # idle [1.55, 1.6): not while the device ran the operation [1.5, 1.54)
     table = {
         layout.STEP: make_spans((1, 2, 0)),
@@ -71,7 +71,7 @@ def test_idle_time_beside_a_measured_operation_stays() -> None:
     ]
 
 
-def test_a_hidden_operation_costs_nothing_and_an_unmeasured_one_all_of_its_wait() -> None:
+def test_hidden_operations_are_free_and_unmeasured_waits_are_lost() -> None:
     table = {
         layout.STEP: make_spans((1, 3, 0)),
         layout.COLLECTIVE: make_spans((1.5, 1.6, GROUP, 0), (2, 2.1, GROUP, 1), first_sequence=3),
@@ -81,7 +81,7 @@ def test_a_hidden_operation_costs_nothing_and_an_unmeasured_one_all_of_its_wait(
     assert rows == [(2.0, 2.1, 0.1, PHASE_COLLECTIVE, SOURCE_HOST_SPANS, 0)]
 
 
-def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
+def test_a_data_wait_keeps_its_own_loss_after_an_operation() -> None:
     # The host issues at 1.0, then waits for data [1.1, 1.5). The device stands in the operation
     # until 1.3, and then for 0.1 s because there is no data: the end of the wait.
     table = {
@@ -99,7 +99,7 @@ def test_a_wait_for_data_keeps_its_own_part_behind_an_operation() -> None:
     ]
 
 
-def test_operations_that_touch_inside_one_sample_window_are_lost_as_a_whole() -> None:
+def test_adjacent_operations_in_a_sample_window_are_lost_in_full() -> None:
     # The host issues at 1.02 and 1.12 and runs on; the device spins until 1.15 in one and, right
     # behind it, until 1.28 in the other. The window [1.1, 1.2) lies in both together.
     table = {

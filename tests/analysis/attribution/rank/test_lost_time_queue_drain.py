@@ -29,7 +29,7 @@ def pieces_of(table: dict, busy: list[tuple[float, float]], end: float) -> list[
     return rows
 
 
-def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -> None:
+def test_idle_time_lies_at_the_end_of_multi_window_waits() -> None:
     # the wait [1.04, 1.15) had its device at work until 1.12; the 0.01 s of the window before it
     # is from between two kernels, at 1.02
     table = {
@@ -42,7 +42,7 @@ def test_idle_time_lies_at_the_end_of_a_wait_that_goes_on_in_the_next_window() -
     ]
 
 
-def test_the_beginning_was_idle_when_all_of_the_rest_was() -> None:
+def test_a_wait_start_is_idle_when_its_remainder_is_idle() -> None:
     # drained at 1.06; idle through the window [1.1, 1.2) and up to the end of the wait at 1.23
     table = {layout.STEP: make_spans((1, 1.5, 0)), layout.H2D: make_spans((1.04, 1.23, 1000, 0))}
     assert pieces_of(table, [(0, 1.06), (1.23, 2)], 2) == [
@@ -52,7 +52,7 @@ def test_the_beginning_was_idle_when_all_of_the_rest_was() -> None:
     ]
 
 
-def test_of_two_waits_in_a_window_the_longer_one_had_its_device_idle() -> None:
+def test_idle_time_of_a_window_goes_to_its_longer_wait() -> None:
     # the first wait has lasted 0.13 at its end, the second 0.03: what was queued before the first
     # lasted 0.11, and behind it the device had a step's work to do
     table = {
@@ -62,7 +62,7 @@ def test_of_two_waits_in_a_window_the_longer_one_had_its_device_idle() -> None:
     assert pieces_of(table, [(0, 1.02), (1.04, 2)], 2) == [(1.02, 1.04, 0.02, PHASE_DATA_WAIT)]
 
 
-def test_what_was_queued_lasted_equally_long_for_all_waits_of_a_window() -> None:
+def test_queued_work_lasts_equally_for_all_waits_of_a_window() -> None:
     group = np.array([0, 0, 1, 1, 1, 2])
     age = np.array([40, 30, 137, 37, 10, 9])
     room = np.array([40, 30, 20, 37, 10, 9])
@@ -82,7 +82,7 @@ def test_what_was_queued_lasted_equally_long_for_all_waits_of_a_window() -> None
     ]
 
 
-def test_sharing_out_by_age_keeps_the_sum_of_every_group() -> None:
+def test_allocation_by_wait_age_keeps_the_sum_of_every_group() -> None:
     random = np.random.default_rng(5)
     group = np.sort(random.integers(0, 20, 90))
     group = np.unique(group, return_inverse=True)[1]
@@ -94,7 +94,7 @@ def test_sharing_out_by_age_keeps_the_sum_of_every_group() -> None:
     assert np.bincount(group, out).tolist() == np.bincount(group, amount).tolist()
 
 
-def test_a_copy_behind_a_wait_goes_on_where_the_wait_left_off() -> None:
+def test_a_copy_right_after_a_wait_continues_its_idle_time() -> None:
     # Nothing is launched between the wait [1.01, 1.05) and the copy [1.05, 1.06): the device, idle
     # since 1.02, is so to the end of both. The collection is over before what was queued.
     table = {
@@ -109,7 +109,7 @@ def test_a_copy_behind_a_wait_goes_on_where_the_wait_left_off() -> None:
     ]
 
 
-def test_a_long_pause_of_the_host_had_its_device_idle_and_not_the_short_copy_beside_it() -> None:
+def test_idle_time_goes_to_long_host_pauses_over_short_copies() -> None:
     # A copy of 0.02 s behind what was queued, and a collection of 0.06 s of which 0.03 were idle.
     table = {
         layout.STEP: make_spans((1, 1.5, 0)),
@@ -119,7 +119,7 @@ def test_a_long_pause_of_the_host_had_its_device_idle_and_not_the_short_copy_bes
     assert pieces_of(table, [(0, 1.065), (1.095, 2)], 2) == [(1.065, 1.095, 0.03, PHASE_GC)]
 
 
-def test_a_device_that_its_host_waits_for_is_at_work() -> None:
+def test_idle_time_is_placed_outside_device_waits_first() -> None:
     # idle for 0.03 of the window [1.0, 1.1), of which 0.04 are a wait for the device
     table = {
         layout.STEP: make_spans((1, 1.5, 0)),

@@ -50,20 +50,20 @@ def settle(
 
 
 @pytest.mark.parametrize("letter", ["S", "L", "I", "W", "D", "F"])
-def test_sleep_inside_a_step_is_lost_whatever_it_waits_for(letter: str) -> None:
+def test_sleep_of_any_kind_inside_a_step_is_lost(letter: str) -> None:
     assert settle(f"U1 {letter}1 U1 {letter}1") == [(0.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0)]
 
 
 @pytest.mark.parametrize("doing", ["U4", "K4", " ".join(["U0.99 R0.01"] * 4)])
-def test_a_thread_that_works_is_not_stopped(doing: str) -> None:
+def test_a_working_main_thread_loses_no_time(doing: str) -> None:
     assert settle(doing) == []  # a hundredth is what every scheduler costs
 
 
-def test_a_thread_that_wants_a_cpu_is_stopped() -> None:
+def test_runnable_time_without_a_cpu_is_lost() -> None:
     assert settle("U2 R2") == [(0.0, 4.0, 2.0, PHASE_COMPUTE, HOST, 0)]
 
 
-def test_a_wait_counts_in_full_and_sleep_in_the_rest() -> None:
+def test_a_wait_counts_in_full_and_sleep_only_outside_waits() -> None:
     # [1, 2) is a wait for data; of the two seconds after it one is asleep
     marks = {layout.DATA_WAIT: make_spans((1, 2, 0, WORKER, 1))}
     assert settle("U1 I1 U1 S1", marks) == [
@@ -90,7 +90,7 @@ def settle_rarely_read(doing: str, with_worker: bool, kind: int = layout.DATA_WA
 
 
 @pytest.mark.parametrize("kind", [layout.DATA_WAIT, layout.COLLECTIVE])
-def test_between_two_readings_a_thread_works_outside_its_waits(kind: int) -> None:
+def test_cpu_time_between_two_readings_is_placed_outside_waits(kind: int) -> None:
     phase = PHASE_DATA_WAIT if kind == layout.DATA_WAIT else PHASE_COLLECTIVE
     wait = (1.0, 3.0, 2.0, phase, HOST, 0)
     # 2 s on a CPU fill the 2 s outside the wait
@@ -112,7 +112,7 @@ def test_a_thread_without_workers_may_work_in_its_waits_for_data() -> None:
     ]
 
 
-def test_a_wait_for_the_device_is_its_work() -> None:
+def test_a_device_wait_of_the_main_thread_is_not_lost() -> None:
     marks = {layout.SYNC: make_spans((1, 2, layout.WHOLE_NS, 1))}
     assert settle("U1 I1 U2", marks) == []
     assert settle("U1 I1 U1 S1", marks) == [(2.0, 4.0, 1.0, PHASE_COMPUTE, HOST, 0)]
@@ -121,7 +121,7 @@ def test_a_wait_for_the_device_is_its_work() -> None:
     assert settle("U1 I1 U2", marks) == [(0.0, 4.0, 0.6, PHASE_COMPUTE, HOST, 0)]
 
 
-def test_a_wait_that_events_measured_has_no_sleep_of_its_own() -> None:
+def test_sleep_in_a_wait_measured_by_events_is_not_added() -> None:
     # asleep for 1 s in a wait, of which the device had no work for 0.2
     marks = {
         layout.DATA_WAIT: make_spans((1, 2, 0, WORKER, 1), first_sequence=2),
@@ -130,7 +130,7 @@ def test_a_wait_that_events_measured_has_no_sleep_of_its_own() -> None:
     assert settle("U1 I1 U2", marks) == [(1.8, 2.0, 0.2, PHASE_DATA_WAIT, SOURCE_STREAM_EVENTS, 0)]
 
 
-def test_sleep_behind_another_threads_operation_is_lost_while_computing() -> None:
+def test_sleep_during_an_operation_of_another_thread_is_lost() -> None:
     # another thread is in an operation for [1, 3), the main thread works until 2 and sleeps to 3:
     # samples show that it can have waited there
     code = layout.ALL_REDUCE | layout.OTHER_THREAD
@@ -140,12 +140,12 @@ def test_sleep_behind_another_threads_operation_is_lost_while_computing() -> Non
     assert min(row[0] for row in rows) == 2.0
 
 
-def test_unread_threads_do_not_sleep() -> None:
+def test_unread_threads_have_no_sleep_loss() -> None:
     assert settle("S4", sampled=False) == []
     assert settle("S4", denied=["on_cpu_ns"]) == []
     # how long it wanted a CPU is unknown: the rest of 4 s is the bound
     assert settle("U1 S3", denied=["run_delay_ns"]) == [(0.0, 4.0, 3.0, PHASE_COMPUTE, HOST, 0)]
 
 
-def test_with_a_device_its_samples_count() -> None:
+def test_device_samples_take_precedence_over_thread_sleep() -> None:
     assert settle("S4", busy=[(0, 4)]) == []

@@ -30,7 +30,7 @@ RECORDING = Path(__file__).parents[3] / "recordings" / "v1"
 S = 1_000_000_000
 
 
-def test_totals_are_shared_out_whole() -> None:
+def test_allocation_by_profile_keeps_the_total() -> None:
     assert allocate_by_profile(7, np.array([1, 1, 2])).tolist() == [2, 2, 3]
     assert allocate_by_profile(-7, np.array([1, 1, 2])).tolist() == [-2, -2, -3]
     assert allocate_by_profile(10, np.array([0, 0])).tolist() == [5, 5]
@@ -39,13 +39,13 @@ def test_totals_are_shared_out_whole() -> None:
         assert allocate_by_profile(total, random.integers(0, 10**9, 100)).sum() == total
 
 
-def test_bins_are_as_wide_as_they_say() -> None:
+def test_length_bins_have_the_documented_width() -> None:
     lengths = np.array([1, 2, 100_000_000, 100_600_000, 200_000_000])
     # log2: 0, 1, 26.575, 26.584, 27.575
     assert compute_length_bins(lengths).tolist() == [0, 128, 3401, 3402, 3529]
 
 
-def test_blocks_become_wider_and_keep_their_sums() -> None:
+def test_widened_blocks_keep_their_sums() -> None:
     sums = np.arange(9 * 5).reshape(9, 5)
     keys = merge_keys(
         np.array([[0 << 16 | 7, 1 << 16 | 7, 4 << 16 | 9, 4 << 16 | 9], [1, 2, 3, 4]])
@@ -60,7 +60,7 @@ def test_blocks_become_wider_and_keep_their_sums() -> None:
     assert _build_length_histograms([blocks], 3) == (((7, 3),), (), ((9, 7),))
 
 
-def test_causes_of_waiting_are_spread_as_the_waiting_was() -> None:
+def test_wait_causes_are_spread_over_blocks_like_the_waits() -> None:
     lost = np.array([10, 20, 30])
     claims = {"storage-local": np.array([10, 0, 0]), "cpu-gc": np.array([0, 0, 10])}
     buckets = {"storage-local": 25, "cpu": 10, "net-transfer": 20, "unattributed": 5}
@@ -77,7 +77,7 @@ def stored() -> Report:
     return analyze(RECORDING)
 
 
-def test_how_it_is_read_changes_no_block() -> None:
+def test_chunk_length_does_not_change_step_blocks() -> None:
     (folder,) = (path for path in RECORDING.iterdir() if path.is_dir())
     read = [
         analyze_node(folder, build_limits({}), chunk_ns).ranks
@@ -111,7 +111,7 @@ def test_blocks_of_a_recording_add_up_to_its_report(stored: Report) -> None:
         assert sum(n for _, n in block) == count
 
 
-def test_what_a_run_was_is_recognized_by_its_recording(stored: Report) -> None:
+def test_the_fingerprint_of_a_run_matches_its_recording(stored: Report) -> None:
     stated = stored.fingerprint
     assert stated is not None
     assert stated.recordings == tuple(sorted(node.key for node in stored.nodes))

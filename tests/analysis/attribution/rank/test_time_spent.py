@@ -120,7 +120,7 @@ def test_work_in_an_evaluation_is_no_work_of_the_step(cuts: tuple[int, ...]) -> 
     assert arrived == [30, 5, 45]  # evaluation, unexplained, work
 
 
-def test_an_operation_that_is_cut_keeps_what_it_lost_before() -> None:
+def test_an_operation_cut_by_a_segment_keeps_its_earlier_loss() -> None:
     # [10, 70) loses 20 before 50 and 10 after it; at its arrival the rank had worked for 10.
     operations = [(10, 70, layout.ALL_REDUCE), (80, 90, layout.ALL_REDUCE)]
     idle = [(20, 40, 20), (60, 70, 10), (85, 90, 5)]
@@ -130,20 +130,20 @@ def test_an_operation_that_is_cut_keeps_what_it_lost_before() -> None:
     assert read_table(record(operations, idle, (45, 55, 85))) == whole  # in the middle of it, too
 
 
-def test_operations_side_by_side_are_cut_where_each_ends_first() -> None:
+def test_segment_cuts_do_not_change_overlapping_operations() -> None:
     operations = [(0, 60, OTHER), (40, 100, layout.ALL_REDUCE)]
     idle = [(0, 50, 50), (50, 100, 50)]
     assert read_table(record(operations, idle, (50,))) == read_table(record(operations, idle))
 
 
-def test_an_enclosed_operation_and_the_time_around_it() -> None:
+def test_an_enclosing_operation_gets_the_loss_around_the_inner_operation() -> None:
     # The outer one lasts for [0, 100), the inner one for [20, 50). The device idles all the time:
     # the inner one has its 30, the outer one the rest.
     both = [(20, 50, OTHER), (0, 100, layout.ALL_REDUCE)]
     assert blocked_s(both, (0, 100, 100)) == [30, 70]
 
 
-def test_time_before_the_inner_one_is_its_own_as_far_as_it_has_room() -> None:
+def test_loss_before_an_inner_operation_fills_the_inner_operation_first() -> None:
     # Idle for half of each: 10 before, 15 in and 25 after the inner one, which has room for 15.
     both = [(20, 50, OTHER), (0, 100, layout.ALL_REDUCE)]
     assert blocked_s(both, (0, 100, 50)) == [25, 25]
@@ -153,7 +153,7 @@ def test_time_before_the_inner_one_is_its_own_as_far_as_it_has_room() -> None:
     assert blocked_s(both, (20, 50, 6), (50, 100, 50)) == [6, 50]
 
 
-def test_several_inner_ones_take_what_lies_before_each() -> None:
+def test_several_inner_operations_take_the_loss_before_each() -> None:
     # [10, 20) and [60, 80) inside [0, 100): before them 5 and 20 were lost, inside 2 and 10, after
     # 10. Room for 8 and 10: the first takes 5, the second 10 of the 20. 27 of 30 in the operations
     # of another thread, in each of which the device worked equally long: 1.5.
@@ -162,7 +162,7 @@ def test_several_inner_ones_take_what_lies_before_each() -> None:
     assert blocked_s(operations, *idle) == [8.5, 18.5, 20]
 
 
-def test_operations_side_by_side_share_nothing_twice() -> None:
+def test_overlapping_operations_count_no_loss_twice() -> None:
     # [0, 60) ends first, [40, 100) began later: it has what was lost after 60
     overlapping = [(0, 60, OTHER), (40, 100, layout.ALL_REDUCE)]
     assert blocked_s(overlapping, (0, 100, 100)) == [60, 40]
@@ -192,7 +192,7 @@ def test_each_nanosecond_is_counted_once(seed: int) -> None:
         assert 0 <= share <= end - start
 
 
-def test_halves_of_an_operation_match_whichever_thread_began_it() -> None:
+def test_issue_and_wait_of_an_operation_match_across_threads() -> None:
     issue = OTHER | layout.ISSUE << layout.FORM_SHIFT
     wait = layout.ALL_REDUCE | layout.WAIT << layout.FORM_SHIFT
     table = make_spans((10, 11, GROUP, 0, 0, issue), (40, 60, GROUP, 0, 0, wait))

@@ -52,7 +52,7 @@ def share_by_family(rank: Rank, idle: list[float]) -> dict[str, float]:
     return {name: float((pieces.lost_ns * share).sum()) / whole for name, share in shares.items()}
 
 
-def test_who_has_no_loading_process_loads_with_the_same_thread(tmp_path: Path) -> None:
+def test_a_rank_without_loader_processes_loads_in_the_main_thread(tmp_path: Path) -> None:
     alike = [0.05] * WINDOWS
     script = Script(end=8.0, busy=busy(alike), main="U8.0", worker="I8.0")
     rank = rank_of(script, tmp_path / "node")
@@ -62,7 +62,7 @@ def test_who_has_no_loading_process_loads_with_the_same_thread(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("letter", "family"), [("U", ON_CPU), ("K", "launch")])
-def test_a_thread_that_rests_while_the_device_works_was_in_the_driver_or_nobody_knows(
+def test_cpu_time_during_device_idle_time_is_launch_or_unknown(
     tmp_path: Path, letter: str, family: str
 ) -> None:
     # On a CPU just while the device idles: in its own code, or in the kernel for no bytes.
@@ -74,7 +74,7 @@ def test_a_thread_that_rests_while_the_device_works_was_in_the_driver_or_nobody_
     }
 
 
-def test_a_thread_that_sleeps_while_the_device_idles_says_nothing(tmp_path: Path) -> None:
+def test_a_thread_asleep_during_device_idle_time_gives_no_family(tmp_path: Path) -> None:
     main = " ".join(["U2.0", *[f"U{0.1 - s:.2f} I{s:.2f}" for s in UNEVEN], "U2.0"])
     script = Script(end=8.0, busy=busy(UNEVEN), main=main, worker="I8.0")
     assert share_by_family(rank_of(script, tmp_path / "node"), UNEVEN) == {}

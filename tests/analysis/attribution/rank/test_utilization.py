@@ -93,7 +93,7 @@ def ledger(
     return whole, whole.ranks[0]
 
 
-def test_half_of_a_device_was_filled_while_it_was_busy_and_not_three_tenths_of_it() -> None:
+def test_the_filled_share_is_relative_to_busy_time() -> None:
     # 100 ms, 40 idle, activity 0.30: 30 ms filled of 60 busy ones; then a full and an idle window
     totals = sums(device(3, sm=[0.30, 0.90, 0.0]), windows(40, 0, 100))
     assert in_ms(totals, "busy", "work", "active") == [160, 160, 30 + 90]
@@ -110,7 +110,7 @@ def test_half_of_a_device_was_filled_while_it_was_busy_and_not_three_tenths_of_i
     assert rank_ledger.levels.sm_active_p90_ratio == 0.9
 
 
-def test_what_is_lost_already_is_not_counted_again() -> None:
+def test_lost_time_is_excluded_from_the_filled_share() -> None:
     # half of the first window span for another rank: (0.9 * 50 + 0.05 * 50) / 100 = 0.475, of which
     # 0.475 * 100 = 47.5 is filled, no more than its 50 ms of work
     # in the second all but 10 ms were slowed: of its 90 ms of activity only 10 can be work
@@ -119,7 +119,7 @@ def test_what_is_lost_already_is_not_counted_again() -> None:
     assert not [what for what, _ in totals if what == "level"]
 
 
-def test_what_was_perhaps_a_wait_is_neither_filled_nor_under_filled() -> None:
+def test_a_possible_wait_is_neither_filled_nor_under_filled() -> None:
     totals = sums(device(1, sm=[0.5]), windows(0), perhaps_ms=[40])
     assert in_ms(totals, "busy", "perhaps-waiting", "work", "active") == [100, 40, 60, 50]
     _, rank_ledger = ledger(totals)
@@ -131,7 +131,7 @@ def test_what_was_perhaps_a_wait_is_neither_filled_nor_under_filled() -> None:
     assert rank_ledger.reasons == (("perhaps-waiting", 40 * MS),)
 
 
-def test_unknown_is_not_zero() -> None:
+def test_unknown_activity_is_unmeasured_and_not_zero() -> None:
     nan = float("nan")
     totals = sums(device(4, sm=[nan, -0.1, 1.2, 1.03]), windows(0, 0, 50, 0))
     # a share is never negative, nor a fifth more than all; a little more than all is all
@@ -150,18 +150,18 @@ def test_unknown_is_not_zero() -> None:
     assert masked.reasons == (("no-sm-activity", 200 * MS),)
 
 
-def test_a_driver_that_says_zero_while_kernels_run_measures_nothing() -> None:
+def test_zero_activity_readings_while_kernels_run_are_unmeasured() -> None:
     whole, rank_ledger = ledger(sums(device(20, sm=[0.0] * 20), windows(*[0] * 20)))
     assert (rank_ledger.under_used_ns, rank_ledger.unmeasured_ns) == (0, 2000 * MS)
     assert whole.reasons == (("zero-reading", 2000 * MS),) and whole.advice == ()
 
 
-def test_no_device_is_no_ledger_of_zeros() -> None:
+def test_a_job_without_a_device_has_no_utilization_ledger() -> None:
     whole, *_ = [build_device_utilization([])]
     assert (whole.ranks, whole.why_missing) == ((), "no accelerator was measured inside steps")
 
 
-def test_readings_older_than_their_windows_add_up_to_the_same() -> None:
+def test_delayed_readings_keep_the_total_utilization() -> None:
     # busy for a second at 0.4, idle for a second, and so on; each second's mean is known at its end
     # and stands for the next one: in the windows of the busy seconds it reads 0
     idle = ([0.0] * 10 + [100.0] * 10) * 5
@@ -171,14 +171,14 @@ def test_readings_older_than_their_windows_add_up_to_the_same() -> None:
     assert (rank_ledger.well_used_ns, rank_ledger.under_used_ns) == (2000 * MS, 3000 * MS)
 
 
-def test_a_reading_that_comes_too_late_tells_nothing_of_a_window() -> None:
+def test_a_reading_far_after_a_window_is_not_used() -> None:
     series = {(SM, DEVICE): make_gauge([3.0], [0.5])}
     timeline = make_rank(3, make_process(100), series=series, marked=False)
     totals = sums(timeline, windows(*[0] * 10))  # four end more than 2.5 s before 3.0
     assert in_ms(totals, "no-reading", "work") == [400, 600]
 
 
-def test_a_window_cut_by_its_stretch_keeps_all_that_was_filled() -> None:
+def test_a_cut_window_keeps_its_whole_filled_time() -> None:
     # the device worked in the last 40 ms of the window, at 0.9: 0.36 over its 100
     whole, cut = windows(60), windows(60)
     cut.start_ns[0], cut.idle_ns[0] = 60 * MS, 0
@@ -187,7 +187,7 @@ def test_a_window_cut_by_its_stretch_keeps_all_that_was_filled() -> None:
     assert in_ms(utilization, "busy", "active", "sm", "sm_known") == [40, 36, 36, 40]
 
 
-def test_power_at_work_lies_between_idle_and_the_limit() -> None:
+def test_the_power_ratio_is_relative_to_idle_power_and_limit() -> None:
     # idle 90 W; in half-busy windows 240 W: at work 390, (390 - 90) / (690 - 90)
     totals = sums(device(4, power=[90, 240, 240, 90], limit=[690] * 4), windows(100, 50, 50, 100))
     assert ledger(totals)[1].levels.power_ratio == pytest.approx(0.5)
@@ -197,7 +197,7 @@ def test_power_at_work_lies_between_idle_and_the_limit() -> None:
     assert ledger(sums(device(1, power=[240]), windows(50)))[1].levels.power_ratio is None
 
 
-def test_memory_counts_by_the_most_that_was_used() -> None:
+def test_memory_use_is_the_highest_plausible_reading() -> None:
     gib = 1 << 30
     used = [10.0 * gib, 20.0 * gib, 90.0 * gib]  # the last cannot be: there are 80
     levels = ledger(sums(device(3, used=used, total=[80.0 * gib] * 3), windows(0, 0, 0)))[1].levels
@@ -205,7 +205,7 @@ def test_memory_counts_by_the_most_that_was_used() -> None:
     assert levels.memory_free_ratio == 0.75
 
 
-def test_waits_for_the_device_are_no_launching() -> None:
+def test_device_waits_are_not_counted_as_launch_time() -> None:
     # of 1 s: 0.2 s asleep in a wait for data, 0.8 s on a CPU, of which 0.4 s in one span of
     # synchronisations that waited for 0.3 s in all; launching 0.5 of 0.5 s
     marks = {
@@ -223,7 +223,7 @@ def test_waits_for_the_device_are_no_launching() -> None:
     assert in_ms(sums(spun, windows(*[0] * 10)), "host", "host_known") == [400, 500]
 
 
-def test_other_means_are_of_the_time_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_activity_means_are_relative_to_working_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # 0.12 over windows of which 40 of 100 ms were idle is 0.2 at work; the third has no reading,
     # in the last it span too
     ends, values = [0.1, 0.2, 0.3, 0.4], [0.12, 0.12, float("nan"), 0.9]
@@ -256,7 +256,7 @@ WINDOWS = st.lists(
 @settings(derandomize=True)
 @example([(50 * MS, 0, 0, 1.0)], 1)  # more activity than busy time: another process's
 @given(WINDOWS, st.integers(1, 39))
-def test_busy_time_is_shared_out_exactly_however_it_is_cut(rows: list, cut: int) -> None:
+def test_busy_time_is_allocated_exactly_for_any_chunking(rows: list, cut: int) -> None:
     idle, lost, perhaps, values = (list(column) for column in zip(*rows))
     t_ns = (np.arange(len(rows)) + 1) * 100 * MS
     series = {(SM, DEVICE): Series(t_ns, np.array(values), False)}

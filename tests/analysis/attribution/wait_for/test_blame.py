@@ -35,7 +35,7 @@ def felt_ms(books: WaitTotals, cause: str) -> list[int]:
     return (books.victim_ns[:, books.causes.index(cause)] // MS).tolist()
 
 
-def test_who_began_late_is_named_and_not_what_it_does_while_the_others_wait() -> None:
+def test_a_wait_is_blamed_on_the_cause_of_late_start() -> None:
     # docs/design/waits-between-ranks.md: both leave together; rank 1 loads for 100, then both
     # work 200.
     # Rank 0 waits 100 while rank 1 computes: they are caused by rank 1's storage.
@@ -50,7 +50,7 @@ def test_who_began_late_is_named_and_not_what_it_does_while_the_others_wait() ->
     assert int(books.recoverable_ns.sum()) == 100 * MS
 
 
-def test_eight_ranks_wait_unequally_for_rank_7() -> None:
+def test_unequal_waits_for_a_late_rank_are_charged_by_excess() -> None:
     # Work of rank r before the second operation: 10, 20, … 70; rank 7 works 40 and preprocesses 60.
     # It arrives at 100: the others wait 90, 80 … 30, in all 420, and each has 5 of transfer, twice.
     # Excess of rank 7 over rank r: 60 of preprocessing, and of work 40 - 10(r + 1) where positive:
@@ -75,7 +75,7 @@ def test_eight_ranks_wait_unequally_for_rank_7() -> None:
     assert int(books.recoverable_ns.sum()) == 7 * 30 * MS
 
 
-def test_several_late_ranks_the_last_gets_the_wait_and_what_it_alone_could_save() -> None:
+def test_the_last_of_several_late_ranks_gets_the_wait() -> None:
     # Ranks 2 and 3 load for 80 and 100, ranks 0 and 1 not at all: waits 100, 100, 20.
     world = World(4, (Fault(2, STORAGE), Fault(3, STORAGE)))
     everyone = np.arange(4)[None, :]
@@ -106,7 +106,7 @@ def test_a_wandering_culprit_is_blamed_step_by_step() -> None:
     }
 
 
-def test_blame_goes_through_those_who_were_kept_waiting_themselves() -> None:
+def test_blame_passes_through_waiting_ranks_to_the_first_cause() -> None:
     # Rank 0 loads 60. Rank 1 meets it first and waits 60; rank 2 meets rank 1 and waits 60 + 5 for
     # the transfer of the first meeting; rank 3 meets rank 2 and waits 60 + 5 + 5. All for rank 0.
     world = World(4, (Fault(0, STORAGE),))
@@ -123,7 +123,7 @@ def test_blame_goes_through_those_who_were_kept_waiting_themselves() -> None:
     assert [rank for rank, _ in rank_culprits(books)] == [0]
 
 
-def test_what_happened_before_a_later_operation_of_another_team_was_paid_there() -> None:
+def test_delays_before_an_operation_of_another_group_count_only_there() -> None:
     # Ranks 0 and 1 are in a pair and in the world. Rank 0 loads 100 before a world operation, where
     # rank 1 waits for it; then rank 1 loads 50, and rank 0 waits 50 in the pair. Looking back to
     # the pair's last operation would find rank 1's wait of 100 and hand two thirds to rank 0.
@@ -140,7 +140,7 @@ def test_what_happened_before_a_later_operation_of_another_team_was_paid_there()
     assert milliseconds[(1, "cpu-gc")] == 50
 
 
-def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
+def test_lasting_extra_work_is_imbalance_and_sudden_work_is_slow() -> None:
     # Rank 1 works 60 where the others work 50, from the first step on: expected from its second
     # step. Rank 2 works 90 in the last step only: 40 more than rank 0 or 3, of which none was
     # expected, and 30 more than rank 1.
@@ -160,7 +160,7 @@ def test_more_work_from_the_beginning_is_imbalance_and_later_is_slow() -> None:
     assert milliseconds[(2, "sync-slow-compute")] == 40 + 30 + 40
 
 
-def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
+def test_a_rank_slowing_during_baseline_learning_is_slow_compute() -> None:
     # All work 50; rank 1 takes 80 from step 12 on, of 40. Its first 32 stretches (steps 1 to 32)
     # hold 21 slow ones: by them alone 20 of the 30 would be expected of it. Its first 8 are as
     # long as those of the others, so none is: 28 steps in which three ranks wait 30.
@@ -177,7 +177,7 @@ def test_a_rank_that_becomes_slow_while_its_habit_is_learnt_is_slow() -> None:
     }
 
 
-def test_who_sends_late_keeps_the_receiver_waiting() -> None:
+def test_a_late_sender_is_blamed_for_the_receiver_wait() -> None:
     # Two stages, two replicas; replica 1's first stage (rank 2) loads 30 in the second step.
     world = World(4, (Fault(2, STORAGE),))
     grid, planes, teams = make_pipeline_groups(4, 2)
@@ -194,7 +194,7 @@ def test_who_sends_late_keeps_the_receiver_waiting() -> None:
     }
 
 
-def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() -> None:
+def test_ranks_in_first_operations_are_compared_from_step_start() -> None:
     # Rank 0 loads 30. Rank 1 waits 30 for it; rank 2 has left nothing together with rank 1 and
     # waits 31: 30 that rank 1 waited itself, so rank 0's, and 1 that the first message took.
     world = World(3, (Fault(0, STORAGE),))
@@ -206,7 +206,7 @@ def test_in_their_first_operations_ranks_are_compared_since_their_steps_began() 
     assert milliseconds == {(0, "storage-local"): 60, (NO_CULPRIT, "net-transfer"): 2 * 2 + 1}
 
 
-def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> None:
+def test_a_rank_seen_later_is_not_compared_by_earlier_time() -> None:
     # Ranks 0 and 1 meet nine times, rank 1 loading 10 each time; then rank 2, which was not seen
     # before, collects garbage for 30, and rank 1 waits for it: for what else, nobody saw.
     world = World(3, (Fault(1, STORAGE), Fault(2, GC)))
@@ -224,7 +224,7 @@ def test_a_rank_that_was_seen_later_is_not_compared_by_what_it_did_so_far() -> N
     }
 
 
-def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -> None:
+def test_a_heavier_stage_is_imbalance_until_exceeding_its_own_baseline() -> None:
     world = World(2)
     grid, _, _ = make_pipeline_groups(2, 2)
     for step in range(10):
@@ -241,13 +241,13 @@ def test_a_stage_with_more_to_do_is_imbalance_until_it_is_slower_than_itself() -
     }
 
 
-def test_one_that_is_seen_alone_waits_for_an_unknown_peer() -> None:
+def test_a_rank_recorded_alone_waits_for_an_unknown_peer() -> None:
     world = World(1)
     world.meet(np.array([[0]]), ALL, 30 * MS)
     assert in_ms(blame_job(world.job())) == {(NO_CULPRIT, "sync-unknown-peer"): 30}
 
 
-def test_the_sums_by_cause_agree_too() -> None:
+def test_victim_and_culprit_sums_agree_by_cause() -> None:
     world = World(3, (Fault(1, STORAGE), Fault(2, GC)))
     everyone = np.arange(3)[None, :]
     for step in range(5):
@@ -259,7 +259,7 @@ def test_the_sums_by_cause_agree_too() -> None:
     assert len(books.causes) == len(CATEGORIES) + 4
 
 
-def test_more_work_behind_the_last_message_is_judged_by_the_whole_of_it() -> None:
+def test_extra_work_after_a_message_is_judged_since_last_meeting() -> None:
     # Rank 0 sends what it worked 20 for, then both meet: rank 1 works 60 behind the message in
     # every step. Rank 0 works nothing there, so no habit tells of that stretch; but since they last
     # met in this team rank 1 always worked 60 to its 20. Two meetings go by before that is known.

@@ -33,7 +33,7 @@ def on_their_clocks(job: Job) -> tuple[Job, CollectiveSpans]:
     return replace(job, ops=shown), make_spans(job, arrive, leave, when)
 
 
-def test_matched_and_aligned_spans_give_the_books_of_a_perfect_recorder() -> None:
+def test_matched_and_aligned_spans_give_the_exact_blame() -> None:
     for layout in sorted(LAYOUTS):
         job = LAYOUTS[layout](RANKS, (Fault(5, 1),), (9 * MS,), 12, MS, 4)
         job, spans = on_their_clocks(job)
@@ -70,7 +70,7 @@ def without(job: Job, rank: int) -> WaitTotals:
     )
 
 
-def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> None:
+def test_an_unrecorded_culprit_is_not_replaced_by_another_rank() -> None:
     for make in (make_data_parallel_job, make_hierarchical_job):
         job = make(RANKS, (Fault(5, 1),), (30 * MS,), seed=2)
         books = without(job, 5)
@@ -87,6 +87,6 @@ def test_when_the_rank_at_fault_was_not_recorded_nobody_takes_its_place() -> Non
         assert int(network) <= job.truth.transferred_ns
 
 
-def test_when_a_victim_was_not_recorded_the_rank_at_fault_is_still_named() -> None:
+def test_an_unrecorded_victim_does_not_hide_the_culprit() -> None:
     job = make_data_parallel_job(RANKS, (Fault(5, 1),), (30 * MS,), jitter_ns=MS, seed=2)
     assert rank_culprits(without(job, 9))[0][0] == 5

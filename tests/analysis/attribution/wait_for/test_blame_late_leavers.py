@@ -48,13 +48,13 @@ def felt_and_caused(
     return {c: ns for c, ns in felt.items() if ns}, {c: ns for c, ns in caused.items() if ns}
 
 
-def test_coming_late_because_of_leaving_late_is_transfer() -> None:
+def test_late_arrival_after_a_late_leave_is_transfer() -> None:
     felt, caused = felt_and_caused((100, 130), ((0, 100), (0, 100)), (150, 150))
     assert felt == {"net-transfer": 50}  # 30 until rank 1 came, 20 after it
     assert caused == {}
 
 
-def test_what_a_rank_itself_took_longer_stays_its_own() -> None:
+def test_own_delay_of_a_late_leaver_is_still_blamed() -> None:
     # Rank 1 comes another 15 later: 10 of them reading, 5 that nothing explains.
     felt, caused = felt_and_caused((100, 145), ((0, 100), (10, 100)), (165, 165))
     assert felt == {"storage-local": 10, "unattributed": 5, "net-transfer": 30 + 20}
@@ -62,6 +62,6 @@ def test_what_a_rank_itself_took_longer_stays_its_own() -> None:
 
 
 @pytest.mark.parametrize("gone", [(150, 150), (170, 150)])
-def test_leaving_later_than_the_last_is_transfer_too(gone: tuple[int, int]) -> None:
+def test_leaving_after_the_last_rank_is_transfer(gone: tuple[int, int]) -> None:
     felt, caused = felt_and_caused((100, 130), ((0, 100), (0, 100)), gone)
     assert (felt, caused) == ({"net-transfer": gone[0] - 100}, {})

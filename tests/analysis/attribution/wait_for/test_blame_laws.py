@@ -48,7 +48,7 @@ def renumbered(job: Job, new: np.ndarray) -> Job:
 
 
 @given(jobs())
-def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -> None:
+def test_felt_and_caused_time_are_equal_in_every_operation(job: Job) -> None:
     blamed, _ = blame_waits(job.ops, job.spent, job.spent, job.ranks)
     assert (blamed.ns > 0).all()
     charged = np.bincount(blamed.row, weights=blamed.ns, minlength=job.ops.rank.size)
@@ -60,7 +60,7 @@ def test_felt_and_caused_are_the_same_nanoseconds_in_every_operation(job: Job) -
 
 
 @given(jobs(), st.lists(st.integers(0, 30), max_size=6))
-def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
+def test_cutting_into_blocks_does_not_change_blame(job: Job, cuts: list[int]) -> None:
     whole = blame_job(job)
     cut = blame_job(job, tuple(min(at, job.ops.process_group.size) for at in cuts))
     np.testing.assert_array_equal(cut.victim_ns, whole.victim_ns)
@@ -69,7 +69,9 @@ def test_the_cut_into_blocks_changes_nothing(job: Job, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutting_with_a_short_look_back_does_not_change_blame(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arrivals, "MAX_LOOK_BACK_OPERATIONS", 9)
     monkeypatch.setattr(
         "clusterprof.analysis.attribution.wait_for.late_rank_excess.MAX_LOOK_BACK_OPERATIONS", 9
@@ -81,7 +83,7 @@ def test_nor_does_it_when_most_is_forgotten(layout: str, monkeypatch: pytest.Mon
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_clocks_that_begin_elsewhere_change_nothing(job: Job, random: object) -> None:
+def test_clock_offsets_do_not_change_blame(job: Job, random: object) -> None:
     shift = np.array([random.randint(-(10**15), 10**15) for _ in range(job.ranks)])  # type: ignore[attr-defined]
     ops = job.ops
     moved = replace(
@@ -94,7 +96,7 @@ def test_clocks_that_begin_elsewhere_change_nothing(job: Job, random: object) ->
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("seed", range(4))
-def test_the_numbers_of_ranks_do_not_matter(layout: str, seed: int) -> None:
+def test_renumbering_ranks_does_not_change_blame(layout: str, seed: int) -> None:
     # With jitter no two ranks arrive in the same nanosecond; then nothing depends on numbers.
     job = LAYOUTS[layout](8, (Fault(5, 1),), (7 * MS,), jitter_ns=3 * MS, seed=seed)
     new = np.random.default_rng(seed).permutation(8)
@@ -107,7 +109,7 @@ def test_the_numbers_of_ranks_do_not_matter(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("make", [make_data_parallel_job, make_hierarchical_job])
 @pytest.mark.parametrize("seed", range(8))
-def test_without_jitter_blame_is_the_truth_and_no_victim_is_blamed(
+def test_blame_without_jitter_matches_the_truth_and_spares_victims(
     make: Callable[..., Job], several: bool, seed: int
 ) -> None:
     random = np.random.default_rng(seed)

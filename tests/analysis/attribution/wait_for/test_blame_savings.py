@@ -35,7 +35,7 @@ def ends_ns(job: Job) -> int:
     return int(ends.sum())
 
 
-def test_by_hand() -> None:
+def test_savings_of_late_ranks_match_a_hand_calculation() -> None:
     # After an operation together rank 1 loads for 20 ms and rank 2 for 50, then all work for 10.
     world = World(3, (Fault(1, LOADING), Fault(2, LOADING)))
     everyone, team = np.arange(3)[None, :], np.array([7])
@@ -71,7 +71,7 @@ def faulty(layout: str, seed: int, second: float) -> tuple[Job, int, int]:
 
 @pytest.mark.parametrize("layout", ["data parallel", "nodes and world"])
 @pytest.mark.parametrize("second", [0.0, 0.5])
-def test_where_all_ranks_meet_in_every_step_it_is_the_truth(layout: str, second: float) -> None:
+def test_savings_match_the_truth_if_all_ranks_meet_each_step(layout: str, second: float) -> None:
     # Why it was late in the first step is not known, and 1 ms of jitter takes its share.
     for seed in range(8):
         job, own_ns, truth_ns = faulty(layout, seed, second)
@@ -81,14 +81,14 @@ def test_where_all_ranks_meet_in_every_step_it_is_the_truth(layout: str, second:
 
 
 @pytest.mark.parametrize("layout", ["data parallel", "nodes and world"])
-def test_of_two_that_are_equally_late_neither_wins_much_alone(layout: str) -> None:
+def test_fixing_either_of_two_equally_late_ranks_saves_little(layout: str) -> None:
     for seed in range(8):
         job, own_ns, truth_ns = faulty(layout, seed, 1.0)
         found_ns = gains_of(job).estimate_savings(job.faults[0].rank, [LOADING], own_ns, STEPS)
         assert max(truth_ns, found_ns) < 0.02 * ends_ns(job), seed
 
 
-def test_in_a_pipeline_it_is_less_than_the_truth() -> None:
+def test_savings_in_a_pipeline_are_a_lower_bound() -> None:
     for seed in range(8):
         random = np.random.default_rng(seed)
         fault, size = Fault(int(random.integers(16)), LOADING), int(random.integers(MS, 10 * MS))
@@ -99,7 +99,7 @@ def test_in_a_pipeline_it_is_less_than_the_truth() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_cut_into_blocks_changes_nothing(layout: str) -> None:
+def test_cutting_into_blocks_does_not_change_savings(layout: str) -> None:
     job = LAYOUTS[layout](16, (Fault(5, LOADING),), (3 * MS,), 4, MS // 10, 1)
     whole = gains_of(job)
     middle = job.ops.process_group.size // 2

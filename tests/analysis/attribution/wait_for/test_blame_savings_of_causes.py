@@ -53,21 +53,21 @@ def won_ms(totals: SavingsTotals, cause: str, steps: int = STEPS) -> float | Non
 
 
 @pytest.mark.parametrize("cut", [1, 3, STEPS])
-def test_two_ranks_that_are_late_together_are_both_in_time(cut: int) -> None:
+def test_removing_a_cause_makes_both_late_ranks_arrive_in_time(cut: int) -> None:
     # They come at 150 and 140, the third at 100: without storage all at 100, 50 sooner.
     assert won_ms(gains([[50, 0], [40, 0], [0, 0]], cut), "storage-local") == STEPS * 3 * 50
 
 
-def test_the_next_cause_takes_the_time_over() -> None:
+def test_the_next_cause_limits_the_savings_of_a_removed_cause() -> None:
     # Without storage the last comes at 130, without gc at 150.
     result = gains([[50, 0], [0, 30], [0, 0]])
     assert won_ms(result, "storage-local") == STEPS * 3 * 20
     assert won_ms(result, "cpu-gc") == 0
 
 
-def test_what_all_lose_alike_is_won_by_all() -> None:
+def test_equal_loss_of_all_ranks_is_saved_by_all() -> None:
     assert won_ms(gains([[20, 0], [20, 0]]), "storage-local") == STEPS * 2 * 20
 
 
-def test_where_ranks_do_not_all_meet_in_every_step_nothing_is_reported() -> None:
+def test_savings_are_unknown_unless_all_ranks_meet_each_step() -> None:
     assert won_ms(gains([[50, 0], [0, 0]]), "storage-local", steps=2 * STEPS) is None

@@ -70,7 +70,7 @@ def on_devices(apart: bool) -> WaitTotals:
     return booked(arrive - ahead, leave - ahead, spent, on_device=True)[0]
 
 
-def test_how_far_a_host_is_ahead_of_its_device_changes_nothing() -> None:
+def test_host_lead_over_its_device_does_not_change_blame() -> None:
     # Rank 0 waits 30 of its 50 ms for the work of rank 1; 20 are transfer.
     for books in (on_devices(apart=False), on_devices(apart=True)):
         result = caused_ms(books, 1)
@@ -84,7 +84,7 @@ def caused_ms(books: WaitTotals, rank: int) -> dict[str, int]:
     return {c: int(ns) // MS for c, ns in zip(books.causes, books.culprit_ns[rank]) if ns}
 
 
-def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
+def test_an_asymmetric_network_delay_is_blamed_on_no_rank() -> None:
     # Rank 1 leaves 12 ms later every other time, and so comes 12 ms later to the next. The first
     # step is judged by itself: nothing was left together before.
     books, blamed = one_way()
@@ -99,7 +99,7 @@ def test_a_delay_one_way_is_the_networks_and_nobody_comes_last() -> None:
     }
 
 
-def test_who_works_longer_is_blamed_for_that_and_no_more() -> None:
+def test_blame_is_limited_to_extra_work_despite_asymmetric_network_delay() -> None:
     # 30 ms more of work: rank 1 comes 30 ms later every time, and 12 ms of delay are hidden.
     books, blamed = one_way(more_work_ms=30)
     work = sum(ms for cause, ms in caused_ms(books, 1).items() if cause.startswith("sync-"))
@@ -107,7 +107,7 @@ def test_who_works_longer_is_blamed_for_that_and_no_more() -> None:
     assert blamed.last_arrival[1:].tolist() == [1] * (STEPS - 1)
 
 
-def test_leaving_apart_by_more_than_the_operations_lasted_is_caused_by_no_rank() -> None:
+def test_leaving_apart_longer_than_the_operation_blames_no_rank() -> None:
     # In step 20 rank 1 leaves 500 ms late, of operations that take 20 ms, and so comes late next.
     arrive = np.array([[100, 100]] * STEPS) + 120 * np.arange(STEPS)[:, None]
     leave = arrive + 20

@@ -60,7 +60,7 @@ def run(ranks: int, rows: list[list[tuple[int, int, int]]]) -> Job:
     return world.job()
 
 
-def test_every_rank_rolls_up_to_the_increments(rules: Any) -> None:
+def test_blame_of_every_rank_rolls_up_to_the_frontier_increments(rules: Any) -> None:
     """Who comes last is behind in no stage; it wanders, and so does the stage."""
     job = run(
         4,
@@ -85,7 +85,7 @@ def test_every_rank_rolls_up_to_the_increments(rules: Any) -> None:
     assert np.array_equal(result, np.repeat(increments[:, None, :], 4, axis=1))
 
 
-def test_at_random_too(rules: Any) -> None:
+def test_random_late_ranks_roll_up_to_the_frontier_increments(rules: Any) -> None:
     """300 steps of 8 ranks to the nanosecond, one rank late in each, in one or more stages."""
     world = World(8, (Fault(0, LOADING),), seed=5)
     for _ in range(301):
@@ -104,7 +104,7 @@ def test_at_random_too(rules: Any) -> None:
     assert np.array_equal(result.sum(axis=2), np.repeat(increments.sum(axis=1)[:, None], 8, axis=1))
 
 
-def test_where_two_are_late_in_different_stages_the_sums_stay_equal(rules: Any) -> None:
+def test_sums_stay_equal_with_two_late_ranks_in_different_stages(rules: Any) -> None:
     """Rank 1 loads 30 longer, rank 2 works 40 longer and comes last: nobody waits for loading.
 
     The frontier gives loading 30 and work 10 more, though without rank 1 not a nanosecond would be

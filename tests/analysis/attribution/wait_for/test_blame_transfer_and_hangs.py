@@ -57,7 +57,7 @@ def test_the_fastest_tenth_is_expected_and_the_rest_is_excess() -> None:
     assert transfers.victim_ns.tolist() == [70 << 20] * 4
 
 
-def test_of_operations_that_overlap_with_computation_the_middle_is_expected() -> None:
+def test_the_median_is_expected_for_operations_overlapping_computation() -> None:
     # The tenth of 2^10 ns is what computation hid best; 12 of 2^22 ns are 2^22 - 2^20 too long.
     durations = [1 << 10] * 4 + [1 << 20] * 24 + [1 << 22] * 12
     transfers = transfers_of(durations, 20, kind=GRADIENTS)
@@ -65,7 +65,7 @@ def test_of_operations_that_overlap_with_computation_the_middle_is_expected() ->
     assert beyond(transfers) == [12 * 3 << 20] * 4
 
 
-def test_a_known_rate_says_what_is_expected() -> None:
+def test_a_known_rate_determines_the_expected_transfer_time() -> None:
     # A ring all-reduce of 8 MB over 4 members moves 2 x 3/4 x 8 MB = 12 MB: 1 ms at 12 GB/s.
     transfers = transfers_of([3 * MS] * 5, 2)
     [cell] = transfers.cells
@@ -77,7 +77,7 @@ def test_a_known_rate_says_what_is_expected() -> None:
     )
 
 
-def test_of_few_operations_nothing_is_expected() -> None:
+def test_few_operations_have_no_expected_transfer_time() -> None:
     transfers = transfers_of([MS] * 4 + [9 * MS], 2)
     assert transfers.find_expected_ns() == [None]
     assert beyond(transfers) == [0] * 4
@@ -112,7 +112,7 @@ def test_every_duration_lies_in_its_class() -> None:
         assert number == 0 or value > compute_upper_edge(number - 1)
 
 
-def test_who_waits_for_nobody_is_the_root() -> None:
+def test_a_rank_waiting_for_no_rank_is_the_hang_root() -> None:
     # The example of the module: 0 and 1 wait for 2, which waits for 3, which is in no operation.
     world, pair = 1, 2
     stuck = [StuckRank(0, world, 812, 90), StuckRank(1, world, 812, 90), StuckRank(2, pair, 40, 95)]
@@ -122,7 +122,7 @@ def test_who_waits_for_nobody_is_the_root() -> None:
     assert hangs.waiting_ns == 275
 
 
-def test_a_circle_has_no_root() -> None:
+def test_circular_waits_are_reported_as_a_cycle() -> None:
     # Rank 0 is in operation 5 of team 1 and rank 1 in operation 9 of team 2: each waits for the
     # other, and rank 2 for rank 0.
     stuck = [StuckRank(0, 1, 5, 10), StuckRank(1, 2, 9, 20), StuckRank(2, 3, 0, 5)]
@@ -142,7 +142,7 @@ def test_a_root_without_a_recording_is_reported_as_unseen() -> None:
     assert (hangs.roots, hangs.recorded) == ((7,), False)
 
 
-def test_an_operation_that_all_have_come_to_hangs_itself() -> None:
+def test_an_operation_joined_by_all_members_is_the_hang() -> None:
     # Ranks 1 and 2 are in operation 4 of team 2, all of its members; rank 0 waits for rank 1.
     stuck = [StuckRank(0, 1, 5, 30), StuckRank(1, 2, 4, 20), StuckRank(2, 2, 4, 10)]
     (hangs,) = find_hangs(stuck, {1: [0, 1], 2: [1, 2]}, frozenset(range(3)))

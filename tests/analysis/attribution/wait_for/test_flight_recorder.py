@@ -82,7 +82,7 @@ def compare(tmp_path: Path, *arguments: Any, **options: str) -> list[str]:
     return notes_of(record_with_dumps(tmp_path, *arguments, **options))
 
 
-def test_both_split_the_operations_alike(tmp_path: Path) -> None:
+def test_flight_recorder_and_recording_agree_on_waits_and_transfers(tmp_path: Path) -> None:
     # Rank 1 issues 0.1 ms after its call began: 60 * 0.1 ms = 6 ms on each rank are waits by the
     # dump and transfers here. 6 ms of 35.7 s are 0.0 points.
     [note] = compare(tmp_path)
@@ -94,7 +94,7 @@ def test_both_split_the_operations_alike(tmp_path: Path) -> None:
     )
 
 
-def test_a_disagreement_is_named(tmp_path: Path) -> None:
+def test_flight_recorder_disagreement_is_reported(tmp_path: Path) -> None:
     # By the dumps the last rank issued 50 ms after it had arrived: 0.25 s of waits of rank 0 and
     # 0.05 s of rank 1, 15 s and 3 s. That is 3 s more for each: 8.4 points of 35.7 s, 8.5 of 35.5.
     def later(rank: int, step: int) -> list[float]:
@@ -106,7 +106,7 @@ def test_a_disagreement_is_named(tmp_path: Path) -> None:
     assert "does not agree:" in note
 
 
-def test_another_last_rank_is_named_even_if_the_sums_agree(tmp_path: Path) -> None:
+def test_a_different_last_rank_is_a_disagreement_despite_equal_sums(tmp_path: Path) -> None:
     # The dumps say that rank 0 issued last, 0.2 s after it had arrived: so it did not wait at all.
     def swapped(rank: int, step: int) -> list[float]:
         return [(1.5001, 1.5)[rank] + STEP_S * step]
@@ -134,7 +134,7 @@ def test_gradients_end_with_their_last_bucket(tmp_path: Path) -> None:
     assert "12.00 s (12.00 s here), of it 6.00 s while that rank worked on, transferred" in note
 
 
-def test_a_clock_that_was_set_leaves_nothing_to_compare(tmp_path: Path) -> None:
+def test_dump_entries_after_a_clock_change_are_not_joined(tmp_path: Path) -> None:
     def hours_later(rank: int, step: int) -> list[float]:
         return [7200.0 + STEP_S * step]
 
@@ -148,11 +148,11 @@ def test_an_operation_of_another_kind_is_not_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(), (0,)])
-def test_one_dump_alone_says_nothing(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+def test_missing_or_single_dumps_give_no_comparison(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     assert notes_of(record_with_dumps(tmp_path, ranks=ranks)) == []
 
 
-def test_a_buffer_that_reaches_back_to_the_middle_covers_the_rest(tmp_path: Path) -> None:
+def test_a_dump_covering_half_the_run_compares_that_half(tmp_path: Path) -> None:
     def second_half(rank: int, step: int) -> list[float]:
         return as_recorded(rank, step) if step >= STEPS // 2 else []
 
@@ -162,11 +162,11 @@ def test_a_buffer_that_reaches_back_to_the_middle_covers_the_rest(tmp_path: Path
     assert "waited for a rank 6.01 s (6.00 s here)" in note
 
 
-def test_dumps_of_an_end_say_nothing_of_a_standstill(tmp_path: Path) -> None:
+def test_dumps_of_a_normal_end_give_no_hang_note(tmp_path: Path) -> None:
     report = record_with_dumps(tmp_path)
     assert not [note for note in report.notes if note.startswith("flight recorder of")]
 
 
-def test_dumps_of_a_standstill_are_compared_too(tmp_path: Path) -> None:
+def test_dumps_of_a_hang_are_compared(tmp_path: Path) -> None:
     notes = compare(tmp_path, name="flight_rank_{}.json")
     assert "in 60 operations of 2 ranks (100 %" in notes[0]

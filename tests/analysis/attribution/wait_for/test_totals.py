@@ -77,13 +77,13 @@ def judged(ranks: int, waits: list[Waits], nodes: list[int] | None = None) -> Pe
     return stretches.persistence([CAUSE])
 
 
-def test_the_same_rank_all_the_time_is_steady() -> None:
+def test_a_constant_culprit_is_steady() -> None:
     # 40 stretches alike: nine tenths of the waiting lie in any 36 of them, by time the first
     judgment = judged(8, [[(3, 90 * MS)]] * 40)
     assert judgment == Persistence("steady", 0, 36 * S, 36, 40, 1, 36)
 
 
-def test_two_ranks_at_once_are_steady_too() -> None:
+def test_two_constant_culprits_are_steady() -> None:
     # 3 and 5 in turn: two of eight ranks, not more than a third, and each has its part throughout
     judgment = judged(8, [[(3, 50 * MS), (5, 50 * MS)]] * 40)
     assert judgment is not None and (judgment.kind, judgment.main_culprit_bins) == ("steady", 36)
@@ -95,39 +95,39 @@ def test_jitter_of_the_others_does_not_hide_a_steady_culprit() -> None:
     assert judgment is not None and judgment.kind == "steady"
 
 
-def test_one_stretch_of_the_run_is_transient_and_says_when() -> None:
+def test_waits_confined_to_a_short_period_are_transient() -> None:
     waits: list[Waits] = [[(1, MS)] for _ in range(40)]
     waits[12:17] = [[(3, 90 * MS)] for _ in range(5)]
     # 450 of 485 ms of waiting: 90 % are reached within the fifth of the large ones
     assert judged(8, waits) == Persistence("transient", 12 * S, 17 * S, 5, 40, 1, 5)
 
 
-def test_bursts_all_over_the_run_are_no_transient() -> None:
+def test_bursts_throughout_the_run_are_not_transient() -> None:
     waits: list[Waits] = [[(3, 90 * MS)] if at % 8 == 0 else [] for at in range(40)]
     judgment = judged(8, waits)
     # stretches 0, 8, …, 32: five, which lie in 33 of 40
     assert judgment == Persistence("steady", 0, 33 * S, 5, 40, 1, 5)
 
 
-def test_another_rank_each_time_is_wandering() -> None:
+def test_a_different_culprit_each_time_is_wandering() -> None:
     judgment = judged(8, [[(at * 5 % 8, 90 * MS)] for at in range(40)])
     assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 8)
 
 
-def test_ranks_that_take_turns_within_a_stretch_are_wandering() -> None:
+def test_culprits_alternating_within_a_time_bin_are_wandering() -> None:
     # every stretch holds all eight, each for an eighth: none of them is the culprit
     judgment = judged(8, [[(rank, 10 * MS) for rank in range(8)]] * 40)
     assert judgment is not None and judgment.kind == "wandering"
 
 
-def test_a_culprit_that_moves_once_in_a_while_is_wandering() -> None:
+def test_an_occasionally_changing_culprit_is_wandering() -> None:
     waits: list[Waits] = [[(1 + 4 * (at // 14), 90 * MS)] for at in range(42)]
     judgment = judged(16, waits)
     # rank 1, then 5, then 9; rank 1 caused a third and has its part in a third of the run
     assert judgment is not None and (judgment.kind, judgment.culprits) == ("wandering", 3)
 
 
-def test_the_ranks_of_one_node_are_one_culprit() -> None:
+def test_alternating_ranks_of_a_node_count_as_a_single_culprit() -> None:
     # ranks 0 to 3 take turns; that is all of a job of one node, and one node of two
     waits: list[Waits] = [[(at % 4, 90 * MS)] for at in range(40)]
     of_two = judged(8, waits, [0, 0, 0, 0, 1, 1, 1, 1])
@@ -136,13 +136,13 @@ def test_the_ranks_of_one_node_are_one_culprit() -> None:
     assert alone is not None and alone.kind == "wandering"
 
 
-def test_of_a_short_run_nothing_is_reported() -> None:
+def test_a_short_run_has_no_persistence() -> None:
     assert judged(8, [[(3, 90 * MS)]] * 7) is None
     assert judged(8, [[(3, 90 * MS)]] * 8) is not None
     assert judged(8, [[] for _ in range(40)]) is None
 
 
-def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing() -> None:
+def test_long_runs_use_longer_bins_independent_of_block_cuts() -> None:
     waits: list[Waits] = [[(3, 90 * MS)] if 300 <= at < 344 else [(1, 1)] for at in range(1000)]
     ops, blamed = run(4, waits)
     whole, cut = (WaitTimeBins(CAUSES, np.zeros(4, np.int64), [0] * 4) for _ in range(2))
@@ -157,7 +157,7 @@ def test_a_long_run_has_longer_stretches_and_the_cut_into_blocks_changes_nothing
     assert persistent == Persistence("transient", 38 * 8 * S, 43 * 8 * S, 5, 125, 1, 5)
 
 
-def test_run_time_counts_from_where_the_rank_says() -> None:
+def test_run_time_counts_from_the_start_of_the_rank() -> None:
     stretches = WaitTimeBins(CAUSES, np.array([100 * S] * 4), [0] * 4)
     waits: list[Waits] = [[(3, 90 * MS)] if 10 <= at < 14 else [] for at in range(40)]
     stretches.add(*run(4, waits, first_ns=100 * S))
@@ -165,13 +165,13 @@ def test_run_time_counts_from_where_the_rank_says() -> None:
     assert persistent is not None and (persistent.from_ns, persistent.to_ns) == (10 * S, 14 * S)
 
 
-def test_other_causes_are_not_counted() -> None:
+def test_persistence_counts_only_the_given_causes() -> None:
     stretches = WaitTimeBins(CAUSES, np.zeros(8, np.int64), [0] * 8)
     stretches.add(*run(8, [[(3, 90 * MS)]] * 40))
     assert stretches.persistence([0, 1, 3]) is None
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_bins_keep_a_bounded_number_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_bins, "MAX_CELLS", 64)
     stretches = WaitTimeBins(CAUSES, np.zeros(16, np.int64), [0] * 16)
     for begin in range(0, 400, 50):
@@ -203,7 +203,7 @@ def steps_of(slow: dict[int, int]) -> dict[int, int]:
     return {at * S: slow.get(at, 600 * MS) for at in range(40)}
 
 
-def test_who_came_last_in_the_slow_steps() -> None:
+def test_slow_steps_are_counted_by_culprit() -> None:
     # steps of 600 ms; 5, 17 and 30 take 900: rank 3 keeps the others waiting for 300 ms in two of
     # them and rank 6 in one; rank 1 does for 20 ms in all others
     waits: list[Waits] = [[(1, 20 * MS)] for _ in range(40)]
@@ -214,7 +214,7 @@ def test_who_came_last_in_the_slow_steps() -> None:
     assert slow.count_steps_by_culprit(600 * MS) == {3: 2, 6: 1}
 
 
-def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
+def test_a_slow_step_with_little_waiting_has_no_culprit() -> None:
     # 300 ms more, of which the others waited for 70, less than a quarter
     waits: list[Waits] = [[(3, 70 * MS)] for _ in range(40)]
     slow = SlowSteps(0, steps_of({5: 900 * MS}), 40, 8)
@@ -222,7 +222,7 @@ def test_a_slow_step_in_which_hardly_anybody_waited_was_set_by_nobody() -> None:
     assert slow.count_steps_by_culprit(600 * MS) == {}
 
 
-def test_of_few_steps_nothing_is_reported() -> None:
+def test_slow_steps_are_not_reported_for_few_steps() -> None:
     assert SlowSteps(0, {0: 5 * S}, 19, 8).length_ns.size == 0
     assert SlowSteps(0, {0: 5 * S}, 20, 8).length_ns.size == 1
 
@@ -255,13 +255,13 @@ def test_bytes_of_all_to_all_are_summed_where_their_sizes_differ() -> None:
     assert totals.all_to_all_bytes.tolist() == [[41, 61, 24], [42, 42, 42]]
 
 
-def test_without_an_all_to_all_there_are_no_bytes() -> None:
+def test_no_all_to_all_bytes_are_counted_for_other_operations() -> None:
     totals = WaitTotals(3, [WORK])
     totals.add(*run(3, [[]] * 2))
     assert not totals.all_to_all_bytes.any()
 
 
-def test_waits_of_an_imbalance_that_were_blamed_as_slow_work_keep_their_culprits() -> None:
+def test_imbalance_waits_blamed_as_slow_work_keep_their_culprits() -> None:
     # 40 waits of 90 ms, all blamed as slow work (CAUSE) before work was found to be uneven
     bins = WaitTimeBins(CAUSES, np.zeros(2, np.int64), [0] * 2)
     bins.add(*run(2, [[(at % 2, 90 * MS)] for at in range(40)]))

@@ -42,7 +42,7 @@ def work_ms(books: WaitTotals, bubbles: PipelineBubbles) -> tuple[float, float]:
     return felt / MS, bubble / MS
 
 
-def test_a_pipeline_of_equal_stages_waits_for_its_order_alone() -> None:
+def test_waits_in_a_pipeline_of_equal_stages_are_bubbles() -> None:
     job = make_pipeline_job(STAGES, steps=STEPS)
     books, bubbles = blame_in_blocks(job)
     work, bubble = work_ms(books, bubbles)
@@ -59,7 +59,7 @@ def test_a_pipeline_of_equal_stages_waits_for_its_order_alone() -> None:
     assert bubbles.victim_ns.sum() == bubbles.culprit_ns.sum() == round(bubble * MS)
 
 
-def test_a_stage_with_more_work_keeps_what_it_causes() -> None:
+def test_a_stage_with_more_work_keeps_its_caused_waits() -> None:
     # 5 ms more in each of the 8 batches (forward and back) of stage 2: 40 ms a step.
     fault = Fault(2, WORK)
     books, bubbles = blame_in_blocks(make_pipeline_job(STAGES, (fault,), (5 * MS,), steps=STEPS))
@@ -85,7 +85,7 @@ def test_two_stages_that_are_slow_in_turn_do_not_cancel_out(
     assert work - bubble > quiet[0] - quiet[1]
 
 
-def test_another_cause_of_the_late_rank_does_not_excuse_its_work() -> None:
+def test_other_causes_of_a_late_rank_leave_bubbles_unchanged() -> None:
     # Stage 1 reads for 5 ms before each batch: its own cause, and the rest is a bubble as before.
     fault = Fault(1, CATEGORIES.index("storage-local"))
     books, bubbles = blame_in_blocks(make_pipeline_job(STAGES, (fault,), (5 * MS,), steps=STEPS))
@@ -101,7 +101,7 @@ def test_operations_of_all_ranks_have_no_bubbles() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100])
-def test_the_cut_into_blocks_changes_no_nanosecond(cut: int) -> None:
+def test_cutting_into_blocks_does_not_change_bubbles(cut: int) -> None:
     job = make_pipeline_job(8, (Fault(2, WORK),), (5 * MS,), steps=20, jitter_ns=MS, odds=0.5)
     whole, parts = blame_in_blocks(job)[1], blame_in_blocks(job, cut)[1]
     assert np.array_equal(whole.victim_ns, parts.victim_ns)

@@ -79,7 +79,7 @@ def waited_ms(work_ms: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_varies_in_turn_is_assigned_to_no_rank(seed: int) -> None:
+def test_random_work_variation_is_charged_to_no_rank(seed: int) -> None:
     work = 100 + noise(seed, 7.0)
     left, moved = charged_ms(work)
     assert moved.sum() == pytest.approx(waited_ms(work), rel=0.1)
@@ -87,7 +87,7 @@ def test_what_varies_in_turn_is_assigned_to_no_rank(seed: int) -> None:
 
 
 @pytest.mark.parametrize("more_ms", [10.0, 40.0])
-def test_a_rank_that_always_works_more_keeps_that(more_ms: float) -> None:
+def test_a_rank_with_constant_extra_work_stays_charged(more_ms: float) -> None:
     # Seven ranks wait 59 times for rank 3, each time for the 10 or 40 ms it works more, or for less
     # where they happen to work that much longer themselves.
     work = 100 + noise(1, 2.0)
@@ -99,7 +99,7 @@ def test_a_rank_that_always_works_more_keeps_that(more_ms: float) -> None:
     assert left.sum() + moved.sum() == pytest.approx(waited_ms(work), rel=1e-6)
 
 
-def test_without_noise_nothing_is_moved() -> None:
+def test_waits_without_noise_are_not_moved_to_jitter() -> None:
     work = np.full((STEPS, RANKS), 100.0)
     work[:, 3] += 20
     work[30, 5] += 400
@@ -107,7 +107,7 @@ def test_without_noise_nothing_is_moved() -> None:
     assert moved.sum() == 0
 
 
-def test_an_event_is_no_jitter() -> None:
+def test_a_single_long_delay_is_no_jitter() -> None:
     # Rank 5 takes 200 ms longer, once: seven others wait.
     work = 100 + noise(2, 2.0)
     work[30, 5] += 200
@@ -115,7 +115,7 @@ def test_an_event_is_no_jitter() -> None:
     assert left[5].sum() == pytest.approx(7 * 200, rel=0.1)
 
 
-def test_lengths_of_sequences_are_an_imbalance() -> None:
+def test_varying_sequence_lengths_are_an_imbalance() -> None:
     # Some batches are much longer than the others, of whatever rank.
     work = 90 + 10 * np.random.default_rng(3).gamma(1.5, 1 / 1.5, (STEPS, RANKS))
     left, moved = charged_ms(work)
@@ -123,14 +123,14 @@ def test_lengths_of_sequences_are_an_imbalance() -> None:
     assert left[:, 0].sum() == pytest.approx(waited_ms(work), rel=0.05)
 
 
-def test_large_differences_are_an_imbalance_though_they_go_both_ways() -> None:
+def test_large_alternating_work_differences_are_an_imbalance() -> None:
     work = 100 + noise(4, 25.0)
     left, moved = charged_ms(work)
     assert moved.sum() == 0
     assert left[:, 0].sum() == pytest.approx(waited_ms(work), rel=0.05)
 
 
-def test_batches_of_two_ranks_are_an_imbalance_though_they_work_on_while_they_reduce() -> None:
+def test_uneven_batches_with_overlapping_reduction_are_an_imbalance() -> None:
     # Gradients are reduced during the backward pass: the last rank to arrive is blocked for 1 ms
     # less than the reduction takes. The other rank has the longer batch at random.
     lengths = np.random.default_rng(5).choice([20.0, 40.0, 90.0], (STEPS, 2))
@@ -144,7 +144,9 @@ def test_batches_of_two_ranks_are_an_imbalance_though_they_work_on_while_they_re
 
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 100])
-def test_the_cut_into_blocks_changes_nothing(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutting_into_blocks_does_not_change_jitter(
+    cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waits_without_culprit, "_MIN_ROWS_TO_SETTLE", 50)
     job: Job = make_data_parallel_job(RANKS, steps=150, jitter_ns=3 * MS)
     whole = blame_in_blocks(job.ops, job.spent, job.ranks)[1]

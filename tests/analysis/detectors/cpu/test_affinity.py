@@ -67,7 +67,7 @@ def job(*cpus: int, workers: int = 4) -> Rank:
     return make_rank(4, main, loaders, node=NODE)
 
 
-def test_what_was_needed_is_what_ran_and_what_waited() -> None:
+def test_needed_cpus_include_running_and_waiting_threads() -> None:
     crowd = find_tightest_cpu_set(job(3), 0, 4 * S)
     assert crowd is not None and crowd.is_limiting
     assert crowd.needed == pytest.approx((4 * 4 + 0.5) / 4)  # four of four seconds each, and 0.5 s
@@ -76,20 +76,20 @@ def test_what_was_needed_is_what_ran_and_what_waited() -> None:
     assert find_tightest_cpu_set(job(3), 0, S).needed == pytest.approx(4.5)  # type: ignore[union-attr]
 
 
-def test_hyper_threads_are_two_cpus_and_one_core() -> None:
+def test_hyper_threads_count_as_two_cpus_of_a_single_core() -> None:
     crowd = find_tightest_cpu_set(job(1, 5), 0, 4 * S)
     assert crowd is not None and crowd.is_limiting
     assert (len(crowd.allowed), crowd.cores) == (2, 1)
 
 
-def test_nobody_is_bound_who_may_run_anywhere_or_needs_no_more() -> None:
+def test_sufficient_or_unrestricted_cpu_sets_are_not_limiting() -> None:
     assert find_tightest_cpu_set(job(*range(8)), 0, 4 * S) is None
     # 4.125 needed of 4: less than a twentieth more, as every scheduler costs
     enough = find_tightest_cpu_set(job(0, 1, 2, 3), 0, 4 * S)
     assert enough is not None and enough.needed > 4 and not enough.is_limiting
 
 
-def test_workers_are_bound_though_the_main_process_is_not() -> None:
+def test_restricted_workers_are_found_beside_an_unrestricted_main_process() -> None:
     scripts = job(3)
     free = replace(scripts, main=placed(scripts.main, *range(8)))
     whole = make_chunk(4, [free.main, *free.workers], node=NODE)
@@ -98,7 +98,7 @@ def test_workers_are_bound_though_the_main_process_is_not() -> None:
     assert (crowd.allowed, crowd.needed, crowd.workers) == ({3}, 4.0, 4)  # without the main one
 
 
-def test_of_several_sets_the_tightest_is_reported() -> None:
+def test_the_tightest_of_several_cpu_sets_is_reported() -> None:
     """Workers on a CPU each have enough; the two that share one do not."""
     scripts = job(3)
     spread = [
@@ -112,12 +112,12 @@ def test_of_several_sets_the_tightest_is_reported() -> None:
     assert crowd is not None and (crowd.allowed, crowd.needed, crowd.workers) == ({2}, 2.0, 2)
 
 
-def test_cpus_that_are_offline_are_not_left_to_anybody() -> None:
+def test_offline_cpus_are_not_counted_as_allowed() -> None:
     crowd = find_tightest_cpu_set(job(3, 8, 9, 127), 0, 4 * S)
     assert crowd is not None and crowd.allowed == {3}
 
 
-def test_who_was_not_looked_at_is_unknown() -> None:
+def test_processes_without_placement_are_unknown() -> None:
     scripts = job(3)
     unseen = [replace(worker, placement=None) for worker in scripts.workers[1:]]
     whole = make_chunk(4, [scripts.main, scripts.workers[0], *unseen], node=NODE)
@@ -132,7 +132,7 @@ def test_who_was_not_looked_at_is_unknown() -> None:
     )  # a header without CPUs
 
 
-def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() -> None:
+def test_only_processes_confined_to_the_same_cpus_count_as_demand() -> None:
     scripts = job(3, workers=1)
     busy = make_thread(parse_activity("U4"), 4)
     beside = [
@@ -145,7 +145,7 @@ def test_others_on_the_same_cpus_count_and_those_who_may_run_elsewhere_do_not() 
     assert crowd is not None and crowd.needed == pytest.approx((4 + 0.5 + 4) / 4)
 
 
-def test_times_that_the_kernel_does_not_keep_are_unknown() -> None:
+def test_unavailable_kernel_times_are_unknown() -> None:
     scripts = job(3, workers=0)
     main = placed(
         make_process(
@@ -158,7 +158,7 @@ def test_times_that_the_kernel_does_not_keep_are_unknown() -> None:
     assert scripts.workers == ()
 
 
-def test_contention_is_called_affinity_where_it_is() -> None:
+def test_contention_from_a_restricted_cpu_set_is_named_affinity() -> None:
     pieces = make_lost_segments((0, 2, 2.0, PHASE_DATA_WAIT), (2, 4, 2.0, PHASE_DATA_WAIT), step=3)
 
     def claimed(*cpus: int):
@@ -179,7 +179,7 @@ def test_contention_is_called_affinity_where_it_is() -> None:
     np.testing.assert_array_equal(bound.share, free.share)  # it is the same time, by another name
 
 
-def test_workers_that_compute_get_advice_on_their_cpus() -> None:
+def test_computing_workers_get_evidence_on_allowed_cpus() -> None:
     pieces = make_lost_segments((0, 4, 4.0, PHASE_DATA_WAIT), step=3)
 
     def evidence_for(*cpus: int) -> list[tuple[str, float, str]]:
@@ -198,11 +198,11 @@ def test_workers_that_compute_get_advice_on_their_cpus() -> None:
 
 
 @pytest.mark.parametrize("cpus", [2, None, {"online": "what"}, {"online": 3}, {}])
-def test_headers_without_cpus_or_with_garbage_say_nothing(cpus: object) -> None:
+def test_missing_or_invalid_cpu_headers_give_an_empty_topology(cpus: object) -> None:
     assert parse_cpu_topology(make_header(cpus=cpus)) == CpuTopology(frozenset(), (), ())
 
 
-def test_who_loads_and_does_not_train() -> None:
+def test_a_loader_process_fetches_and_does_not_wait_for_data() -> None:
     fetch, wait = {FETCH: make_spans((0, 1))}, {DATA_WAIT: make_spans((0, 1))}
     assert is_loader_process(make_process(1, spans=fetch))
     assert not is_loader_process(make_process(1, spans={**fetch, **wait}))  # without workers
@@ -215,7 +215,7 @@ def rows(t_ns: int, *of: tuple[int, int, int, int], cpus: tuple[str, ...]) -> Ro
     return Rows("placement", names, columns, {"cpus_allowed": cpus, "nodes_allowed": ("0",)})
 
 
-def test_placements_are_read_and_stay_known_while_nobody_looks() -> None:
+def test_placements_are_read_and_kept_between_samples() -> None:
     buffer = ProcessBuffer()
     buffer.add_rows(rows(1, (10, 3, 0, 0), (11, 1, 1, -1), cpus=("3", "garbage")))
     buffer.add_rows(rows(2, (10, 4, 2, 0), cpus=("3", "garbage", "0-7")))

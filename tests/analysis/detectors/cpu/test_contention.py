@@ -32,13 +32,13 @@ def shares(series: dict) -> tuple[np.ndarray, np.ndarray]:
     return values[0].share, values[1].share
 
 
-def test_without_a_quota_all_of_it_is_contention() -> None:
+def test_delay_without_a_quota_is_all_contention() -> None:
     throttled, contention = shares({})
     np.testing.assert_allclose(throttled, [0, 0])
     np.testing.assert_allclose(contention, [0.5, 0.5])
 
 
-def test_the_quota_takes_what_it_explains_and_no_more_than_the_delay() -> None:
+def test_quota_throttling_is_charged_up_to_the_thread_delay() -> None:
     # throttled 0.2 s in the first piece, 3 s (summed over CPUs) in the second
     series = {("cgroup.throttled_ns_total", ""): make_counter([0, 1, 2], [0, 0.2e9, 3.2e9])}
     throttled, contention = shares(series)
@@ -46,7 +46,7 @@ def test_the_quota_takes_what_it_explains_and_no_more_than_the_delay() -> None:
     np.testing.assert_allclose(contention, [0.3, 0.0])
 
 
-def test_inside_a_step_the_main_threads_own_delay_counts() -> None:
+def test_main_thread_delay_counts_inside_a_step() -> None:
     # main thread: 0.4 s runnable without a CPU, then 0.6 s computing
     main = make_process(100, thread=make_thread(parse_activity("R0.4 U0.6"), 2))
     pieces = make_lost_segments((0, 1, 1.0, PHASE_COMPUTE), (1, 2, 1.0, PHASE_CHECKPOINT), step=3)

@@ -40,7 +40,7 @@ def claim(main: Process) -> Claims | None:
     )
 
 
-def test_time_on_a_lock_while_another_thread_computes() -> None:
+def test_lock_time_while_another_thread_computes_is_claimed() -> None:
     # [0, 1): 0.6 s on the lock, 0.5 lost: all. [1, 2): 0.4 s of 0.8 lost. A data wait is no step.
     got = claim(training("U0.4 L0.6 U0.6 L0.4 L1", python="U3", pt_nccl_watchdg="S3"))
     assert got is not None
@@ -52,7 +52,7 @@ def test_time_on_a_lock_while_another_thread_computes() -> None:
     assert values["thread.on_lock_ratio"] == pytest.approx((0.5 * 0.6 + 0.8 * 0.4) / 1.3)
 
 
-def test_no_more_than_the_other_thread_computed() -> None:
+def test_the_claim_is_limited_to_compute_of_the_other_thread() -> None:
     # the other computes 0.55 s of the first second and 0.2 s of the second: of 0.8 lost, 0.25
     got = claim(training("L0.55 S0.45 L0.2 S1.8", python="U0.55 S0.45 U0.2 S0.8 S1"))
     np.testing.assert_allclose(got.share, [1.0, 0.25, 0.0])
@@ -60,7 +60,7 @@ def test_no_more_than_the_other_thread_computed() -> None:
     np.testing.assert_allclose(got.share, [0.0, 0.75, 0.0])
 
 
-def test_a_lock_on_which_it_sleeps_anyway_is_not_the_interpreter() -> None:
+def test_usual_lock_sleep_is_not_an_interpreter_wait() -> None:
     # samples every 0.1 s: of 10 while the other ran 8 on a lock, of 10 while it rested 3: 5 / 7 of
     # the 1 s in which it ran and the main thread slept, of which 0.5 s are lost
     main = "L0.8 S0.2 L0.3 S0.7 S1"
@@ -87,11 +87,11 @@ def test_a_lock_on_which_it_sleeps_anyway_is_not_the_interpreter() -> None:
         ("L3", {}),
     ],
 )
-def test_what_is_no_contest_for_the_interpreter(main, others) -> None:
+def test_uncontested_interpreter_time_is_not_claimed(main, others) -> None:
     np.testing.assert_array_equal(claim(training(main, **others)).share, [0, 0, 0])
 
 
-def test_without_names_of_threads_nothing_can_be_reported() -> None:
+def test_unnamed_threads_give_no_claim() -> None:
     unnamed = training("L3", python="U3")
     unnamed = replace(
         unnamed, threads={tid: replace(value, name="") for tid, value in unnamed.threads.items()}
@@ -103,7 +103,7 @@ def keeping(*waits: tuple[float, float, int]) -> dict:
     return {layout.INTERPRETER_WAIT: make_spans(*waits)}
 
 
-def test_time_on_a_lock_while_c_code_keeps_the_interpreter() -> None:
+def test_lock_time_while_c_code_holds_the_interpreter_is_claimed() -> None:
     # Waits from 0.2 to 0.6 s and from 1.1 to 1.5 s, after pauses of 0.1 s: kept from 0.15 and 1.05
     # on. Nobody was on a CPU. [0, 1): 0.45 kept of 0.5 lost; [1, 2): 0.45 of 0.8.
     waits = keeping((0.2, 0.6, 100_000_000), (1.1, 1.5, 100_000_000))
@@ -123,13 +123,13 @@ def test_time_on_a_lock_while_c_code_keeps_the_interpreter() -> None:
         ("L3", {"pt_autograd_0": "U3"}),  # the backward pass keeps the lock for it
     ],
 )
-def test_a_kept_lock_that_is_no_contest(main, others) -> None:
+def test_a_held_lock_without_contention_is_not_claimed(main, others) -> None:
     waits = keeping((0.2, 0.6, 100_000_000), (1.1, 1.5, 100_000_000))
     got = claim(replace(training(main, **others), spans=waits))
     np.testing.assert_array_equal(got.share, [0, 0, 0])
 
 
-def test_a_lock_that_is_kept_and_contested() -> None:
+def test_held_and_contested_lock_time_is_claimed_together() -> None:
     # Kept from 0 to 1 s by C code, of 0.5 s lost. From 1 to 2 s another thread computes. That the
     # main thread also slept on a lock while that one rested says nothing: it was kept then.
     waits = keeping((0.1, 1.0, 200_000_000))
@@ -140,9 +140,7 @@ def test_a_lock_that_is_kept_and_contested() -> None:
 
 
 @pytest.mark.parametrize(("late", "claimed"), [(20, 1.0), (5, 0.25), (0, 0.0)])
-def test_no_more_than_the_lock_was_taken_when_the_probe_wanted_it(
-    late: int, claimed: float
-) -> None:
+def test_the_claim_is_limited_by_late_probe_samples(late: int, claimed: float) -> None:
     # 20 samples in 2 s, of which these came 5 ms late. All of 1.3 s lost would be claimed: 2 s
     # on a lock beside a thread that computes, perhaps in C code that released the lock.
     start_ns = np.arange(20) * 100_000_000
@@ -155,7 +153,7 @@ def test_no_more_than_the_lock_was_taken_when_the_probe_wanted_it(
     np.testing.assert_allclose(got.share, [claimed, claimed, 0.0])
 
 
-def test_threads_that_take_turns_count_together() -> None:
+def test_threads_computing_in_turn_count_together() -> None:
     # Each computes for one of two seconds in which the main thread is on a lock.
     got = claim(training("L2 U1", first="U1 S2", second="S1 U1 S1"))
     assert got is not None
@@ -179,7 +177,7 @@ def sampled(main: Process, late_running: int, late_resting: int) -> Process:
         (3, 3, 0.0),  # the other computes in C code for the main thread, and the lock is free
     ],
 )
-def test_a_main_thread_that_sleeps_more_while_another_one_runs(
+def test_extra_sleep_while_another_thread_runs_is_claimed(
     late_running: int, late_resting: int, share: float
 ) -> None:
     # On a lock in 9 of 10 samples while the other runs, in 2 of 10 while it rests; never elsewhere.
@@ -188,7 +186,7 @@ def test_a_main_thread_that_sleeps_more_while_another_one_runs(
     np.testing.assert_allclose(got.share, [share, 0.0, 0.0])
 
 
-def test_sleep_elsewhere_is_no_wait_for_the_lock() -> None:
+def test_sleep_outside_locks_is_no_wait_for_the_lock() -> None:
     # While the other runs: on a lock in 6 of 10 samples, in a timer in 3. Of the 0.9 s asleep two
     # thirds are on a lock, and 0.4 of these 0.6 are more than while it rests.
     main = training("L0.6 S0.3 U0.1 L0.2 U1.8", python="U1 S2")

@@ -38,15 +38,13 @@ def claim(doing: str, rates: list[float]) -> Claims:
     return got
 
 
-def test_a_copy_takes_what_its_bytes_take_at_the_highest_rate() -> None:
+def test_copy_time_follows_bytes_at_the_highest_rate() -> None:
     # 12 and 3 GB/s: the second copies for a quarter of the time, half of the 0.5 s lost; the first
     # has 1 s of copies in 0.5 s lost
     np.testing.assert_allclose(claim("U2", [12e9, 3e9]).share, [1.0, 0.5])
 
 
 @pytest.mark.parametrize(("rates", "share"), [([12e9, 3e9], 1.0), ([0.1e9, 0.1e9], 0.0)])
-def test_a_host_that_sleeps_in_the_driver_while_the_bus_moves_data_waits_for_a_copy(
-    rates: list[float], share: float
-) -> None:
+def test_driver_sleep_during_bus_traffic_is_a_copy_wait(rates: list[float], share: float) -> None:
     # in a poll all the time: for 0.5 s of each second the device was idle meanwhile
     np.testing.assert_allclose(claim("I2", rates).share, [share, share])

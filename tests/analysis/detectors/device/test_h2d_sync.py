@@ -35,7 +35,7 @@ def claim(pieces, marks: dict) -> Claims:
     return got
 
 
-def test_idle_time_that_a_host_running_ahead_would_have_hidden() -> None:
+def test_device_waits_claim_idle_time_hideable_by_running_ahead() -> None:
     # Step 0: 10 s, the host waits 5 of them for the device, works 5; the device is busy for 7.
     # Step 1 has no such wait: its idle time is something else's.
     pieces = ((0, 10, 3.0, PHASE_COMPUTE, 0), (10, 20, 4.0, PHASE_COMPUTE, 1))
@@ -48,7 +48,7 @@ def test_idle_time_that_a_host_running_ahead_would_have_hidden() -> None:
     }
 
 
-def test_what_launching_takes_longer_than_the_device_is_not_the_waits_fault() -> None:
+def test_launch_time_beyond_device_time_is_not_charged_to_waits() -> None:
     # The host waits 2 s for a batch and 1 s for the device, works 7; the device is busy for
     # 10 - 2 - 4 = 4: 3 of the 4 s idle in the step would have been idle all the same.
     pieces = ((0, 2, 2.0, PHASE_DATA_WAIT, 0), (2, 10, 4.0, PHASE_COMPUTE, 0))
@@ -57,7 +57,7 @@ def test_what_launching_takes_longer_than_the_device_is_not_the_waits_fault() ->
     np.testing.assert_allclose(got.share, [0.0, 0.25])
 
 
-def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -> None:
+def test_a_device_wait_in_a_launch_bound_step_is_unclaimed() -> None:
     # The host works 9.9 s, the device 5: of 5 s idle 4.9 are launching
     got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), {layout.SYNC: make_spans((9.9, 10, WHOLE, 1))})
     np.testing.assert_array_equal(got.share, [0.0])
@@ -73,7 +73,7 @@ def test_one_wait_at_the_end_of_a_step_that_is_bound_by_launching_is_nothing() -
         ("U3.5 S6.5", 0.4),  # at work for 2 s before the wait, asleep for 4 s after it
     ],
 )
-def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
+def test_host_sleep_outside_waits_is_not_launch_time(doing, share) -> None:
     marks = {layout.STEP: make_spans((0, 10, 3)), layout.SYNC: make_spans((2, 6, WHOLE, 1))}
     timeline = make_rank(
         10, make_process(100, spans=marks, thread=make_thread(parse_activity(doing), 10))
@@ -89,6 +89,6 @@ def test_what_the_host_slept_elsewhere_is_not_launching(doing, share) -> None:
 
 
 @pytest.mark.parametrize("marks", [{}, {layout.SYNC: make_spans((30, 31, WHOLE, 1))}])
-def test_without_waits_in_steps_there_is_nothing_to_claim(marks) -> None:
+def test_steps_without_device_waits_give_no_claim(marks) -> None:
     got = claim(((0, 10, 5.0, PHASE_COMPUTE, 0),), marks)
     np.testing.assert_array_equal(got.share, [0.0])

@@ -44,7 +44,7 @@ def claim(*readings: tuple[float, ...], steps: int = 4) -> Claims:
     return got
 
 
-def test_time_outside_user_code_while_allocations_are_tried_again() -> None:
+def test_time_outside_user_code_during_allocation_retries_is_claimed() -> None:
     # the reading at 1 s speaks for what is before, and for what follows, but not 2 s and more later
     got = claim((0, 1, 3, 5, 2))
     np.testing.assert_allclose(got.share, [1.0, 0.7, 0, 0, 0])
@@ -65,12 +65,12 @@ def test_time_outside_user_code_while_allocations_are_tried_again() -> None:
         ((1, -1, -1), 1),
     ],
 )
-def test_blocks_that_come_and_go_in_every_step(counts, churns) -> None:
+def test_allocator_churn_in_every_step_is_claimed(counts, churns) -> None:
     share = claim((0, 1, *counts)).share
     np.testing.assert_allclose(share, [churns, 0.7 * churns, 0, 0, 0])
 
 
-def test_a_piece_goes_by_the_reading_that_covers_it() -> None:
+def test_a_piece_uses_the_allocator_reading_covering_its_time() -> None:
     # churn until 0 s and none after; none until 0 s, and then churn; read 2.5 s later only
     np.testing.assert_allclose(claim((-1, 0, 5), (0, 1, 0)).share, [0, 0, 0, 0, 0])
     np.testing.assert_allclose(claim((-1, 0, 0), (0, 1, 5)).share, [1.0, 0.7, 0, 0, 0])

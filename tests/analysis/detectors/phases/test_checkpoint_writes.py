@@ -69,7 +69,7 @@ def written(*columns: int, read: int = 0) -> ProcessIo:
         (1.4, (0.0, 1.0)),  # a line of a log
     ],
 )
-def test_a_write_right_after_a_save_belongs_to_it(
+def test_a_write_right_after_a_save_belongs_to_the_save(
     begins_s: float, shares: tuple[float, float]
 ) -> None:
     # the save's span is [0.5, 1); then the main thread is blocked for 0.5 s, in all of which the
@@ -83,7 +83,7 @@ def test_a_write_right_after_a_save_belongs_to_it(
     assert saved.grade == "A"  # the span has as much as the write after it
 
 
-def test_a_save_needs_no_bytes_where_a_span_says_what_it_is() -> None:
+def test_a_save_with_a_span_needs_no_written_bytes() -> None:
     # fsync in the pages of the file: 0.9 s after a span that has 0.1 s
     pieces = ((0.9, 1, 0.1, PHASE_CHECKPOINT), (1, 2, 0.9, PHASE_COMPUTE))
     marks = {layout.CHECKPOINT: make_spans((0.9, 1, -1))}
@@ -98,7 +98,7 @@ def test_a_save_needs_no_bytes_where_a_span_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("letter", ["F", "D"])  # in the journal, or in pages that are written
 @pytest.mark.parametrize(("bytes_", "is_save"), [(16 * MIB - 1, False), (16 * MIB, True)])
-def test_a_models_worth_of_bytes_is_a_save_without_a_span(
+def test_a_model_sized_write_without_a_span_is_a_save(
     letter: str, bytes_: int, is_save: bool
 ) -> None:
     # blocked for 1 s of 3, in which the device lost 2 s: half of it
@@ -113,7 +113,7 @@ def test_a_models_worth_of_bytes_is_a_save_without_a_span(
     ("blocked_s", "mebibytes", "is_save"),
     [(0.2, 63, False), (0.2, 64, True), (0.3, 15, False), (0.3, 16, True)],
 )
-def test_a_short_block_is_a_save_only_if_more_was_written(
+def test_a_short_blocked_write_needs_more_bytes_for_a_save(
     blocked_s: float, mebibytes: int, is_save: bool
 ) -> None:
     piece = (0, 2, blocked_s, PHASE_COMPUTE)
@@ -123,7 +123,7 @@ def test_a_short_block_is_a_save_only_if_more_was_written(
     np.testing.assert_allclose(logged.share, [float(not is_save)])
 
 
-def test_bytes_are_counted_from_a_little_before_the_block() -> None:
+def test_bytes_shortly_before_a_blocked_write_are_counted() -> None:
     # 64 MiB in [1, 2), the block begins at 2.2: within 0.3 s; another one at 4.5 is a log
     wrote = written(0, 0, 64 * MIB, 64 * MIB + 1, 64 * MIB + 1, 64 * MIB + 2, 64 * MIB + 2)
     pieces = ((2, 3, 0.4, PHASE_COMPUTE), (4, 5, 0.4, PHASE_COMPUTE))
@@ -132,7 +132,7 @@ def test_bytes_are_counted_from_a_little_before_the_block() -> None:
     np.testing.assert_allclose(logged.share, [0.0, 1.0])
 
 
-def test_pages_of_a_process_that_reads_are_neither() -> None:
+def test_page_waits_of_a_reading_process_are_no_writes() -> None:
     piece = (0, 3, 2.0, PHASE_COMPUTE)
     wrote = written(0, 0, 64 * MIB, 64 * MIB, read=4 * KIB)
     saved, logged = claim("U1 D1 U1", piece, wrote=wrote)
@@ -140,7 +140,7 @@ def test_pages_of_a_process_that_reads_are_neither() -> None:
     np.testing.assert_array_equal(logged.share, [0.0])
 
 
-def test_pages_of_a_process_whose_bytes_are_unknown_are_neither() -> None:
+def test_page_waits_with_unknown_bytes_are_no_writes() -> None:
     saved, logged = claim("U1 D1 U1", (0, 3, 2.0, PHASE_COMPUTE))
     np.testing.assert_array_equal(saved.share, [0.0])
     np.testing.assert_array_equal(logged.share, [0.0])
@@ -163,7 +163,7 @@ def read_shares(
     return [] if shares is None else [share.round(2).tolist() for share in shares]
 
 
-def test_a_training_loop_that_reads_by_itself_is_blocked_in_reads() -> None:
+def test_reads_of_the_training_loop_are_claimed_as_storage() -> None:
     # Of each second 0.6 s blocked in reads of a local disk; the device lost 0.8 s of the first and
     # 0.5 s of the second: it still worked when the second read began, so 0.1 s is the first one's.
     doing = "D0.6 U0.4 D0.6 U0.4"
@@ -176,7 +176,7 @@ FUSE = ({"point": "/mnt/data", "type": "fuse"},)
 FEW = 400  # characters of a small file
 
 
-def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages() -> None:
+def test_page_waits_with_an_idle_disk_are_mount_reads() -> None:
     # a disk that is idle cannot have delivered the pages; opening the file (N) belongs to it
     pieces = ((0, 1, 0.8, PHASE_COMPUTE), (1, 2, 0.8, PHASE_COMPUTE))
     reads = make_io_samples(
@@ -191,12 +191,12 @@ def test_a_small_file_of_a_mount_is_read_by_the_thread_that_waits_for_its_pages(
     assert read_shares(doing, *pieces, io_=reads, mounts=local_disk) == []
 
 
-def test_a_request_to_a_mount_without_waits_for_pages_may_be_a_write() -> None:
+def test_a_mount_request_without_page_waits_is_not_a_read() -> None:
     piece = (0, 1, 0.8, PHASE_COMPUTE)
     reads = make_io_samples((0, 1), read_chars=(0, FEW), read_bytes=(0, 0), write_bytes=(0, 0))
     assert read_shares("N0.8 U0.2", piece, io_=reads, mounts=FUSE) == []
 
 
-def test_what_is_written_is_not_read() -> None:
+def test_blocked_writes_are_not_claimed_as_reads() -> None:
     piece = (0, 3, 2.0, PHASE_COMPUTE)
     assert read_shares("U1 F1 U1", piece, io_=written(0, 0, MIB, MIB)) == []

@@ -56,7 +56,7 @@ def test_marked_evaluation_is_claimed_whole() -> None:
     assert (got.grade, evidence(got)) == ("A", {"eval.mean_ns": ns(0.75)})
 
 
-def test_a_main_thread_in_a_journal_is_logging() -> None:
+def test_a_main_thread_blocked_in_a_journal_is_logging() -> None:
     # [0, 1): blocked for 0.5 s, 0.3 s of the device lost: all of it. [1, 2): 0.2 of 0.4.
     # [2, 3): on the CPU. The same sleep in a wait for data is that wait's.
     pieces = (
@@ -72,7 +72,7 @@ def test_a_main_thread_in_a_journal_is_logging() -> None:
     assert evidence(got)["process.write_chars_total"] == 8 * KIB
 
 
-def test_a_buffer_that_is_written_at_once_is_logging_too(monkeypatch) -> None:
+def test_synchronous_buffer_writes_are_logging(monkeypatch) -> None:
     # a file system without a journal writes its buffers itself: 0.5 s of the device's 0.5
     monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", ("0",) * 8 + ("__sync_dirty_buffer",))
     got = claim("U0.5 F0.5", (0, 1, 0.5, PHASE_COMPUTE))
@@ -80,14 +80,14 @@ def test_a_buffer_that_is_written_at_once_is_logging_too(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("wrote", [None, make_io_samples([0, 1], write_chars=[7, 7])])
-def test_without_bytes_written_the_sleep_alone_is_weak(wrote) -> None:
+def test_journal_sleep_without_written_bytes_has_a_low_grade(wrote) -> None:
     got = claim("U0.5 F0.5", (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote)
     np.testing.assert_allclose(got.share, [1.0])
     assert got.grade == "C"
 
 
 @pytest.mark.parametrize(("written", "share"), [(16 * MIB - 1, 0.5), (16 * MIB, 0.0)])
-def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> None:
+def test_a_large_unmarked_write_is_not_logging(written, share) -> None:
     # blocked for 1 s of the 2 lost; what is no log is a checkpoint (test_checkpoint_writes)
     column = [0, 0, written, written]
     wrote = make_io_samples(
@@ -98,7 +98,7 @@ def test_much_written_at_once_is_a_save_that_nobody_marked(written, share) -> No
 
 
 @pytest.mark.parametrize(("read", "share"), [(0, 1.0), (4096, 0.0)])
-def test_a_page_is_waited_for_in_writing_only_by_one_who_does_not_read(read, share) -> None:
+def test_page_waits_are_writes_only_in_non_reading_processes(read, share) -> None:
     wrote = make_io_samples(
         [0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, read]
     )
@@ -120,7 +120,7 @@ MOUNT = {"point": "/m", "type": "fuse.sshfs", "source": "host:/d"}
         pytest.param("U0.5 D0.3 F0.2", KIB, KIB, 0.0, id="waits for pages of the mount"),
     ],
 )
-def test_a_request_to_a_mount_in_user_space_writes(
+def test_user_space_mount_requests_are_classified_by_bytes(
     doing, read, written, share, monkeypatch
 ) -> None:
     monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", FUSE)
@@ -140,12 +140,12 @@ def test_a_request_to_a_mount_in_user_space_writes(
 
 
 @pytest.mark.parametrize("doing", ["U0.5 S0.5", "U0.5 L0.5", "U0.5 W0.5", "U0.5 I0.5"])
-def test_any_other_sleep_is_not_logging(doing) -> None:
+def test_sleep_in_other_places_is_not_logging(doing) -> None:
     wrote = make_io_samples([0, 1], write_chars=[0, MIB], write_bytes=[0, MIB], read_bytes=[0, 0])
     np.testing.assert_array_equal(claim(doing, (0, 1, 0.5, PHASE_COMPUTE), wrote=wrote).share, [0])
 
 
-def test_marked_waits_for_the_device_are_no_sleep_of_its_own() -> None:
+def test_marked_device_waits_are_not_counted_as_sleep() -> None:
     # 2 s, 1.2 of them marked waits for the device: of 6 samples asleep elsewhere 5 are in a
     # journal, of 0.6 s asleep and 0.2 s in the kernel 5 / 6 are writing: 2/3 s of 0.8 lost
     wrote = make_io_samples([0, 1, 2], write_chars=[0, MIB, MIB])
@@ -155,7 +155,7 @@ def test_marked_waits_for_the_device_are_no_sleep_of_its_own() -> None:
     np.testing.assert_allclose(got.share, [2 / 3 / 0.8])
 
 
-def test_what_a_piece_has_too_much_of_goes_to_others_of_the_same_second() -> None:
+def test_excess_claims_move_to_other_pieces_of_the_same_second() -> None:
     rows = make_lost_segments(
         (0.1, 0.3, 0.03, 7), (0.3, 0.5, 0.03, 7), (0.5, 0.7, 0.04, 7), (1.1, 1.3, 0.1, 7)
     )

@@ -58,7 +58,7 @@ def claimed_pieces(got: Claims) -> list[int]:
     return np.flatnonzero(got.share).tolist()
 
 
-def test_a_pause_lies_between_two_samples_or_fills_one() -> None:
+def test_pauses_between_samples_or_filling_a_sample_are_found() -> None:
     # 0.14 s between samples 4 and 5; 0.1 s in 13, and 0.05 in the one behind; the others launch
     got = claim({4: 0.07, 5: 0.07, 13: 0.1, 14: 0.05})
     assert (claimed_pieces(got), got.grade) == ([4, 5, 12, 13, 14], "C")
@@ -68,7 +68,7 @@ def test_a_pause_lies_between_two_samples_or_fills_one() -> None:
 @pytest.mark.parametrize(
     ("first", "grade"), [((3, 15, 27), "B"), ((3, 17, 27), "B"), ((3, 9, 27), "C"), ((3, 15), "C")]
 )
-def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
+def test_regular_pauses_get_a_higher_grade(first, grade) -> None:
     # in steps 2, 6, 10; one of them at the end of its step; 2, 4, 10; two alone tell nothing
     pauses = {i + k: 0.07 for i in first for k in (0, 1)}
     got = claim(pauses)
@@ -84,7 +84,7 @@ def test_pauses_every_so_many_steps_are_surer(first, grade) -> None:
         ({4: 0.05, 5: 0.05}, "U3.6", 0.043),  # all samples are like that
     ],
 )
-def test_what_is_no_pause(idle_s, doing, usual_s) -> None:
+def test_short_frequent_or_usual_idle_time_is_no_pause(idle_s, doing, usual_s) -> None:
     assert claimed_pieces(claim(idle_s, doing, usual_s)) == []
 
 
@@ -127,7 +127,7 @@ def test_whole_samples_without_work_in_every_step_are_no_slow_launches() -> None
         ((0.1, 0.05, 0.01), "S3.6"),  # the thread sleeps
     ],
 )
-def test_what_may_be_slow_launches_is_not_claimed(
+def test_possible_slow_launches_are_not_claimed(
     idle_s: tuple[float, float, float], doing: str
 ) -> None:
     evaluated, prepared = claim_every_step(idle_s, doing=doing)
@@ -189,7 +189,7 @@ def claim_by_stacks(
     return shares, "".join(got.grade for got in claims if got is not None)
 
 
-def test_code_that_lets_samples_wait_launches_nothing() -> None:
+def test_code_with_late_samples_is_not_launching() -> None:
     # 10 of 20 samples are in a line of which 9 came late: half of 0.7 s on a CPU. Those of an
     # operator come at once, and count as launching; so do those of a line that gives the lock away
     # in C code of PyTorch.
@@ -246,11 +246,13 @@ def test_code_that_lets_samples_wait_launches_nothing() -> None:
         ),
     ],
 )
-def test_what_stacks_do_not_show(samples: list[Sample], table: StackTable) -> None:
+def test_inconclusive_stacks_leave_time_to_launching(
+    samples: list[Sample], table: StackTable
+) -> None:
     assert claim_by_stacks(samples, table=table)[0] == [0.0, 0.0, 0.7]
 
 
-def test_after_a_wait_for_the_device_own_code_is_idle_time() -> None:
+def test_own_code_after_a_device_wait_is_idle_time() -> None:
     # The host waits for 0.4 s. In the 0.6 s after it the device is idle for 0.5 s, and the thread
     # computes for 0.45 s, two thirds of them in its own code: 0.3 s of the 0.5 s. It also sleeps
     # for 0.15 s, so 0.35 s can be due to the wait: 0.05 s without that code.
@@ -264,7 +266,7 @@ def test_after_a_wait_for_the_device_own_code_is_idle_time() -> None:
     ]
 
 
-def test_own_code_that_has_no_cpu_is_not_the_waits_fault() -> None:
+def test_own_code_without_a_cpu_is_not_a_device_wait() -> None:
     # As above, but the thread waits for a CPU instead of sleeping, two thirds of the 0.15 s in its
     # own code. The host takes 0.6 s and the device 0.5 s, so running ahead would hide 0.4 of the
     # 0.5 s; 0.3 s were own code, and for 0.1 s it had no CPU.

@@ -74,7 +74,7 @@ def evidence(got: Claims) -> dict[str, float]:
     return {item.name: item.value for item in got.evidence}
 
 
-def test_without_a_device_the_sleep_itself_is_the_loss() -> None:
+def test_timer_sleep_without_a_device_is_claimed_directly() -> None:
     # asleep for 0.4 of 1 s, which is what is lost; half of the samples asleep are in a timer
     got = claim("U0.6 S0.4", (0, 1, 0.4, PHASE_COMPUTE), source=SOURCE_HOST_SPANS)
     np.testing.assert_allclose(got.share, [1.0])
@@ -82,7 +82,7 @@ def test_without_a_device_the_sleep_itself_is_the_loss() -> None:
     np.testing.assert_allclose(got.share, [0.5])
 
 
-def test_sleep_in_a_timer_is_claimed_as_far_as_chance_would_have_it() -> None:
+def test_timer_sleep_is_claimed_by_its_expected_idle_overlap() -> None:
     # [0, 1): asleep for 0.4 s, idle for 0.5: by chance both for 0.4 * 0.5 = 0.2 of the 0.5 s lost.
     # [1, 2): asleep for 0.9 s and idle for 0.8: 0.72 of 0.8. [2, 3): asleep and idle all the time.
     pieces = [(i, i + 1, idle_s, PHASE_COMPUTE) for i, idle_s in enumerate((0.5, 0.8, 1.0))]
@@ -93,7 +93,7 @@ def test_sleep_in_a_timer_is_claimed_as_far_as_chance_would_have_it() -> None:
     assert evidence(got) == {"thread.in_timer_ratio": pytest.approx(1.92 / 2.3)}
 
 
-def test_a_connection_counts_only_for_idle_time_that_cannot_lie_elsewhere() -> None:
+def test_connection_waits_claim_only_certain_idle_time() -> None:
     # [0, 1): on the connection all the time, busy for 0.3 s: 0.7 idle, all of it meanwhile.
     # [1, 2): on it for 0.6 s, busy for 0.5: at least 0.1 s of the 0.5 idle.
     # [2, 3): on it for 0.4 s, busy for 0.5: possibly none. Together 2.0 s on it and 1.3 s busy: of
@@ -106,7 +106,7 @@ def test_a_connection_counts_only_for_idle_time_that_cannot_lie_elsewhere() -> N
     assert evidence(got) == {"thread.on_connection_ratio": pytest.approx(1.0 / 1.2)}
 
 
-def test_a_poll_is_a_connection_and_another_thread_that_runs_takes_its_time() -> None:
+def test_polls_count_as_connections_less_other_thread_time() -> None:
     # idle for 0.7 s and polling all the time; another thread computes for 0.4 of that second
     piece = (0, 1, 0.7, PHASE_COMPUTE)
     marks = {**HOOKED, layout.SYNC: make_spans((9.4, 9.5, 100_000_000, 1))}
@@ -115,7 +115,7 @@ def test_a_poll_is_a_connection_and_another_thread_that_runs_takes_its_time() ->
     np.testing.assert_array_equal(claim("I1", piece, marks=marks, other="U0.8 I0.2").share, [0.0])
 
 
-def test_a_poll_may_be_a_wait_of_the_driver_where_the_device_has_no_hooks() -> None:
+def test_a_poll_without_device_hooks_is_not_claimed() -> None:
     piece = (0, 1, 0.7, PHASE_COMPUTE)
     np.testing.assert_array_equal(claim("I1", piece).share, [0.0])
     np.testing.assert_allclose(claim("W1", piece).share, [1.0])  # a socket is no driver
@@ -131,7 +131,7 @@ def test_a_poll_may_be_a_wait_of_the_driver_where_the_device_has_no_hooks() -> N
         ((layout.DATA_WAIT, layout.COLLECTIVE), "2", 1.0),
     ],
 )
-def test_a_connection_counts_where_waits_for_workers_and_ranks_have_spans(
+def test_connection_waits_need_spans_of_worker_and_rank_waits(
     marked_kinds: tuple[int, ...], world_size: str, share: float
 ) -> None:
     marks = {kind: HOOKED[kind] for kind in marked_kinds}
@@ -156,7 +156,7 @@ def test_locks_disks_and_work_are_not_claimed(doing: str) -> None:
         ("futex_wait_queue", 0.0),
     ],
 )
-def test_places_are_known_by_their_names(
+def test_sleep_places_are_recognized_by_their_kernel_names(
     monkeypatch: pytest.MonkeyPatch, name: str, share: float
 ) -> None:
     names = ("0", "1", "2", "3", name)  # the letter S is the fifth
@@ -164,7 +164,7 @@ def test_places_are_known_by_their_names(
     np.testing.assert_allclose(claim("S1", (0, 1, 1.0, PHASE_COMPUTE)).share, [share])
 
 
-def test_half_of_the_samples_is_half_of_the_sleep() -> None:
+def test_sleep_is_split_by_the_share_of_samples() -> None:
     # asleep all the time, five samples in a timer and five on a lock: 0.5 s of the 1 s
     np.testing.assert_allclose(claim("S0.5 L0.5", (0, 1, 1.0, PHASE_COMPUTE)).share, [0.5])
 
@@ -179,13 +179,13 @@ def test_waiting_for_the_device_is_no_sleep() -> None:
     np.testing.assert_allclose(claim("I0.6 S0.4", piece, marks=waits).share, [0.4])
 
 
-def test_where_a_sleep_was_not_read_nothing_is_claimed() -> None:
+def test_unread_sleep_is_not_claimed() -> None:
     piece = (0, 1, 1.0, PHASE_COMPUTE)
     np.testing.assert_array_equal(claim("S1", piece, denied=["wchan"]).share, [0.0])
     np.testing.assert_array_equal(claim("S1", piece, denied=["on_cpu_ns"]).share, [0.0])
 
 
-def test_only_computing_is_looked_at() -> None:
+def test_sleep_is_claimed_only_in_compute_phases() -> None:
     pieces = ((0, 1, 1.0, PHASE_DATA_WAIT), (1, 2, 1.0, PHASE_NONE), (2, 3, 1.0, PHASE_COMPUTE))
     np.testing.assert_array_equal(claim("S3", *pieces).share, [0.0, 0.0, 1.0])
     # without spans nothing is known to be a step
@@ -193,7 +193,7 @@ def test_only_computing_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("idle_s", "claimed"), [(1.9, False), (2.1, True)])
-def test_little_sleep_is_nobodys(idle_s: float, claimed: bool) -> None:
+def test_little_sleep_is_not_claimed(idle_s: float, claimed: bool) -> None:
     # 10 s, 1 s of them asleep: 0.1 of the idle time, which must be 0.2 s (2 %) at least
     got = claim("U9 S1", (0, 10, idle_s, PHASE_COMPUTE))
     assert got.share.any() == claimed
@@ -265,44 +265,42 @@ def claim_with_stacks(
         ("W1", "", [SERVER] * 16 + [QUEUE] * 4, 5 / 7),
     ],
 )
-def test_stacks_say_whom_a_thread_waits_for(
+def test_stacks_identify_the_awaited_server(
     doing: str, world_size: str, calls: list[int], share: float
 ) -> None:
     np.testing.assert_allclose(claim_with_stacks(doing, world_size, *calls).share, [share])
 
 
-def test_a_known_call_is_surer_than_one_of_the_job() -> None:
+def test_a_known_call_gets_a_higher_grade_than_own_pipes() -> None:
     assert claim_with_stacks("W1", "", *[SERVER] * 20).grade == "B"
     assert claim_with_stacks("W1", "", *[OWN_PIPE] * 20).grade == "C"
 
 
-def test_only_something_outside_can_keep_a_pipe_of_the_job_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_pipe_of_the_job_is_an_outside_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.builders.WCHAN_NAMES", ("0", "1", "2", "3", "pipe_write"))
     got = claim_with_stacks("S1", "", *[OWN_PIPE] * 20)
     assert (got.share.tolist(), got.grade) == ([1.0], "B")
 
 
-def test_a_thread_of_the_job_that_runs_is_no_server() -> None:
+def test_running_threads_of_the_job_reduce_only_pipe_waits() -> None:
     got = claim_with_stacks("W1", "", *[SERVER] * 20, other="U0.4 I0.6")
     np.testing.assert_allclose(got.share, [1.0])
     got = claim_with_stacks("W1", "", *[OWN_PIPE] * 20, other="U0.4 I0.6")
     np.testing.assert_allclose(got.share, [3 / 7])
 
 
-def test_stacks_in_waits_for_the_device_say_nothing() -> None:
+def test_stacks_in_device_waits_are_ignored() -> None:
     # 0.1 s of 1 s wait for the device, as if for a queue; the other 0.9 s are for the server.
     got = claim_with_stacks("W1", "", *[QUEUE] * 2, *[SERVER] * 18, synced_s=0.1)
     np.testing.assert_allclose(got.share, [6 / 7])  # busy for 0.3 s
 
 
 @pytest.mark.parametrize("path", ["0123456789abcdef.py", "client.py"])
-def test_without_whole_paths_stacks_say_nothing(path: str) -> None:
+def test_stacks_without_full_paths_are_ignored(path: str) -> None:
     assert not claim_with_stacks("W1", "", *[SERVER] * 20, path=path).share.any()
 
 
-def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
+def test_timer_sleep_of_a_loading_worker_is_claimed() -> None:
     # The worker sleeps for 0.9 of its fetch of 1 s, in 6 of 9 samples in a timer. Of the wait 0.9
     # have no other reason: 0.6 are the timer's. Its sleep between fetches does not count.
     worker = make_process(
@@ -322,7 +320,7 @@ def test_a_thread_that_loads_and_sleeps_in_a_timer() -> None:
     assert (got.grade, evidence(got)) == ("B", {"worker.in_timer_ratio": pytest.approx(0.6)})
 
 
-def test_the_grade_is_that_of_the_larger_part() -> None:
+def test_the_grade_follows_the_larger_claimed_part() -> None:
     # 1 s of a wait for data is a timer of the worker; 0.7 s of a step a pipe of the job's own.
     worker = make_process(
         201,

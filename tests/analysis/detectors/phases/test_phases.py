@@ -49,12 +49,12 @@ BLOCKED = make_breakdown(*({"block_io": 1.0} for _ in ALL))
         (DeviceThrottled(), PHASE_THROTTLED),
     ],
 )
-def test_the_whole_piece_in_its_phase_and_nothing_else(detector, phase) -> None:
+def test_a_phase_detector_claims_whole_pieces_of_its_phase_only(detector, phase) -> None:
     got = detector.claim(make_rank(6, make_process(100)), PIECES, BLOCKED, detector.Limits())
     np.testing.assert_array_equal(got.share, [1.0 if p == phase else 0.0 for p in ALL])
 
 
-def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
+def test_checkpoint_evidence_states_mean_duration_and_bytes() -> None:
     table = make_spans((0, 0.4, 1000), (10, 10.8, 3000), (20, 20.6, -1))
     timeline = make_rank(30, make_process(100, spans={layout.CHECKPOINT: table}))
     got = Checkpoint().claim(timeline, PIECES, BLOCKED, Checkpoint.Limits())
@@ -65,7 +65,7 @@ def test_checkpoint_says_how_long_a_save_took_and_what_it_wrote() -> None:
     }
 
 
-def test_a_limit_leaves_short_pieces_alone() -> None:
+def test_pieces_below_the_limit_are_not_claimed() -> None:
     pieces = make_lost_segments((0, 0.001, 0.001, PHASE_GC), (1, 1.2, 0.2, PHASE_GC))
     limits = CpuGc.Limits(collection_at_least_ns=ns(0.1))
     got = CpuGc().claim(make_rank(2, make_process(100)), pieces, make_breakdown({}, {}), limits)
@@ -89,7 +89,7 @@ def test_h2d_copy_is_confirmed_by_traffic_on_the_bus() -> None:
     }
 
 
-def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
+def test_a_non_blocking_h2d_copy_continues_after_its_mark() -> None:
     # 25 GB take 1 s, 5 GB 0.2 s. Behind the first: [2, 2.5) of 0.5 s idle, [2.5, 3.5) of 1 s idle
     # (0.5 s of the copy). The second blocked: it is over at its end. Behind the third 0.1 s idle.
     table = make_spans((2, 2, 25e9, 1), (4, 5, 25e9, 0), (6, 6, 5e9, 1), (7, 7, 25e9, 1))
@@ -109,7 +109,7 @@ def test_h2d_copy_goes_on_behind_its_mark_when_it_did_not_block() -> None:
     np.testing.assert_array_equal(got.share, [0.0] * 5)
 
 
-def test_a_copy_of_pageable_memory_blocks_whatever_it_asks_for() -> None:
+def test_a_copy_of_pageable_memory_always_blocks() -> None:
     # 128 MB in 30 ms are 4 GB/s, staged by the host; the second call only issues its copy. Neither
     # goes on behind the first, which is over at its end.
     table = make_spans((2, 2.03, 128e6, 1), (2.5, 2.50005, 128e6, 1))
@@ -163,7 +163,7 @@ def test_startup_claims_compilation_anywhere_and_missing_workers_in_the_first_st
     np.testing.assert_allclose(later.share, [0.0, 0.0])
 
 
-def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
+def test_launch_recompile_states_the_share_of_repeated_compilations() -> None:
     marks = {layout.COMPILE: make_spans((0, 1, 0), (1, 1.5, 1), (5, 6.5, 2), (7, 8, -1))}
     timeline = make_rank(9, make_process(100, spans=marks))
     got = LaunchRecompile().claim(timeline, PIECES, BLOCKED, LaunchRecompile.Limits())
@@ -182,7 +182,7 @@ def test_launch_recompile_says_how_often_the_same_code_was_compiled() -> None:
     assert [item.name for item in got.evidence] == ["compile.mean_ns"]
 
 
-def test_device_throttled_says_at_which_clock() -> None:
+def test_device_throttled_evidence_states_the_clock() -> None:
     series = {("gpu.sm_clock_hertz", "gpu-0"): make_gauge([0, 3, 4], [1.98e9, 0.99e9, 1.98e9])}
     timeline = make_rank(6, make_process(100), device="gpu-0", series=series)
     got = DeviceThrottled().claim(timeline, PIECES, BLOCKED, DeviceThrottled.Limits())

@@ -77,7 +77,7 @@ def lustre(read_ns: float, metadata_ns: float, at_limit: float = 0, pending: flo
     }
 
 
-def test_a_slow_object_server() -> None:
+def test_a_slow_object_server_is_remote_storage() -> None:
     claimed = claims(lustre(900 * MS, 50 * MS), {"remote_io": 0.8})
     assert shares(claimed) == {"storage-remote": 0.8}
     got = claimed["storage-remote"]
@@ -89,7 +89,7 @@ def test_a_slow_object_server() -> None:
     }
 
 
-def test_a_metadata_server_that_is_asked_for_names() -> None:
+def test_time_at_the_metadata_server_is_storage_metadata() -> None:
     # 600 ms at the metadata server, 400 ms for reads
     claimed = claims(lustre(400 * MS, 600 * MS), {"remote_io": 0.5, "user_cpu": 0.5})
     assert shares(claimed) == {"storage-remote": 0.2, "storage-metadata": 0.3}
@@ -99,7 +99,7 @@ def test_a_metadata_server_that_is_asked_for_names() -> None:
     }
 
 
-def test_reads_that_queue_for_a_place_on_this_machine() -> None:
+def test_reads_queued_on_the_client_are_client_queue_time() -> None:
     # 3 MiB wait for 1 s, in RPCs of 1 MiB: 3 s of waiting; 1 s at the server
     claimed = claims(lustre(1000 * MS, 0, at_limit=90, pending=3 * MIB), {"remote_io": 0.8})
     assert shares(claimed) == {"storage-remote": 0.2, "storage-client-queue": 0.6}
@@ -110,13 +110,13 @@ def test_reads_that_queue_for_a_place_on_this_machine() -> None:
     }
 
 
-def test_pages_that_are_gathered_for_an_rpc_are_no_queue() -> None:
+def test_pages_gathered_for_an_rpc_are_no_queue() -> None:
     claimed = claims(lustre(1000 * MS, 0, at_limit=0, pending=3 * MIB), {"remote_io": 0.8})
     assert shares(claimed) == {"storage-remote": 0.8}
 
 
 @pytest.mark.parametrize(("slow_ns", "resource"), [(290 * MS, "/s"), (310 * MS, "/s (s-OST0002)")])
-def test_the_target_that_is_slower_than_the_others(slow_ns: float, resource: str) -> None:
+def test_a_much_slower_lustre_target_is_named(slow_ns: float, resource: str) -> None:
     series = lustre(900 * MS, 0)
     for target, ns in (("s-OST0000", 80 * MS), ("s-OST0001", 120 * MS), ("s-OST0002", slow_ns)):
         series["lustre.target_rpcs_total", target] = grew(10)  # others: 200 ms for 20 RPCs
@@ -131,7 +131,7 @@ def test_the_target_that_is_slower_than_the_others(slow_ns: float, resource: str
     assert evidence(got)["lustre.targets_unconnected_count"] == 1
 
 
-def test_requests_to_a_windows_server_wait_for_credits() -> None:
+def test_cifs_waits_for_credits_are_client_queue_time() -> None:
     # 4 requests wait for 1 s: 4 s; 3 s for reads, 3 s for opens and queries
     series = {
         ("cifs.operation_ns_total", "filer:READ"): grew(3000 * MS),
@@ -154,7 +154,7 @@ def test_requests_to_a_windows_server_wait_for_credits() -> None:
     assert claimed["storage-client-queue"].resource == "filer"
 
 
-def test_slots_and_what_was_sent_again_on_nfs() -> None:
+def test_nfs_evidence_states_slots_backlog_and_retransmissions() -> None:
     series = {
         ("nfs.operations_total", "/d:READ"): grew(100),
         ("nfs.rtt_ns_total", "/d:READ"): grew(500 * MS),
@@ -190,7 +190,7 @@ def job(read: int, wrote: int = 0):
     )
 
 
-def test_others_keep_the_disk_busy() -> None:
+def test_disk_use_by_other_processes_is_storage_contention() -> None:
     # Around the wait, from 3 s to 6 s, the disk moved 300 of 1000 MiB, of them 60 for the job.
     claimed = claims(
         disk("sda", 1000 * MIB, busy_s=9), {"block_io": 0.5, "reading_cpu": 0.2}, job(200 * MIB)
@@ -232,11 +232,11 @@ def test_others_keep_the_disk_busy() -> None:
         ),
     ],
 )
-def test_what_may_be_the_jobs_own_is_not_others(series: dict, main) -> None:
+def test_possible_own_disk_use_is_no_contention(series: dict, main) -> None:
     assert shares(claims(series, {"block_io": 0.6}, main)) == {"storage-local": 0.6}
 
 
-def test_a_disk_that_is_seldom_busy_delays_little() -> None:
+def test_a_rarely_busy_disk_is_no_contention() -> None:
     # In the wait the disk had requests for 0.1 s, and the thread was blocked for 0.5 s: others
     # can have delayed it for 0.8 x 0.1 s. What throttles the reads is above the disk.
     claimed = claims(
@@ -253,7 +253,7 @@ def test_a_disk_that_is_seldom_busy_delays_little() -> None:
         pytest.param(0, "sda", 100, id="nothing is known of the job"),
     ],
 )
-def test_a_volume_is_named_and_not_the_disk_that_others_read(own, named, read_bytes) -> None:
+def test_a_volume_is_named_if_its_reads_match_the_job(own, named, read_bytes) -> None:
     # In the wait of 1 s, a tenth of all: 3 MiB from the volume, 100 MiB from the disk below it. The
     # volume's limit of requests keeps neither busy.
     series = {**disk("sda", 1000 * MIB, busy_s=1), **disk("dm-0", 30 * MIB, busy_s=1)}
@@ -265,7 +265,7 @@ def test_a_volume_is_named_and_not_the_disk_that_others_read(own, named, read_by
     assert evidence(got)["disk.read_bytes_total"] == pytest.approx(read_bytes * MIB)
 
 
-def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
+def test_volume_traffic_is_not_counted_again_for_its_disks() -> None:
     # 500 MiB of the job and no others: the volume and its two halves say it twice
     series = {
         **disk("md0", 500 * MIB, busy_s=9),
@@ -293,7 +293,7 @@ def test_what_a_volume_moved_is_not_counted_again_for_its_disks() -> None:
     }
 
 
-def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
+def test_refaults_are_compared_once_for_a_disk_and_volume() -> None:
     # 100 MiB read from sda, which dm-0 counts too; 40 MiB of them had been in memory: 10,240 pages
     series = {
         ("disk.read_bytes_total", "sda"): grew(100 * MIB),
@@ -325,7 +325,7 @@ def test_pages_over_two_names_of_a_disk_are_compared_once() -> None:
     assert got["loader.sample_read_bytes"] == 4 * MIB
 
 
-def test_nothing_is_claimed_where_nothing_was_waited_for() -> None:
+def test_no_storage_cause_is_claimed_without_storage_waits() -> None:
     claimed = claims(disk("sda", 1000 * MIB, busy_s=9), {"user_cpu": 1.0}, job(0))
     assert shares(claimed) == {}
     assert all(np.isfinite(item.share).all() for item in claimed.values())

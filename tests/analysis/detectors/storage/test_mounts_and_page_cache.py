@@ -65,7 +65,7 @@ def evidence(claim) -> dict[str, float]:
     return {item.name: item.value for item in claim.evidence}
 
 
-def test_requests_that_wait_for_a_slot() -> None:
+def test_nfs_requests_waiting_for_slots_are_client_queue_time() -> None:
     # reads took 1000 ms of which 200 at the server; lookups 40 of 40: too few to be claimed
     claimed = claims(
         mount(READ=(100, 200 * MS, 1000 * MS), LOOKUP=(10, 40 * MS, 40 * MS)), {"remote_io": 0.8}
@@ -84,7 +84,7 @@ def test_requests_that_wait_for_a_slot() -> None:
     }
 
 
-def test_time_on_a_mount_is_shared_out_and_nothing_counts_twice() -> None:
+def test_mount_time_is_split_among_causes_without_double_counting() -> None:
     # 1000 ms in all: 300 queued, 400 at the server for names, 300 for reads; writes are not asked
     series = mount(
         READ=(100, 300 * MS, 500 * MS),
@@ -104,7 +104,7 @@ def test_time_on_a_mount_is_shared_out_and_nothing_counts_twice() -> None:
     }
 
 
-def test_a_slow_server_stays_a_slow_server() -> None:
+def test_time_at_a_slow_nfs_server_is_remote_storage() -> None:
     claimed = claims(mount(READ=(100, 950 * MS, 1000 * MS)), {"remote_io": 0.8})
     assert shares(claimed) == {"storage-remote": 0.8}
     assert claimed["storage-remote"].grade == "A"
@@ -113,13 +113,13 @@ def test_a_slow_server_stays_a_slow_server() -> None:
 @pytest.mark.parametrize(
     ("mounts", "grade"), [((), "B"), (({"type": "fuse.sshfs"},), "B"), (({"type": "nfs4"},), "C")]
 )
-def test_without_counters_of_an_nfs_mount_the_leaf_is_not_reported(mounts, grade) -> None:
+def test_missing_nfs_mount_counters_lower_the_grade(mounts, grade) -> None:
     claimed = claims({}, {"remote_io": 0.8}, mounts=mounts)
     assert shares(claimed) == {"storage-remote": 0.8}
     assert claimed["storage-remote"].grade == grade
 
 
-def test_pages_that_were_evicted_and_read_again() -> None:
+def test_rereading_evicted_pages_is_a_cold_cache() -> None:
     # 100 MiB read, 75 MiB of them had been in memory: 19,200 pages
     series = {
         ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
@@ -142,7 +142,7 @@ def test_pages_that_were_evicted_and_read_again() -> None:
 
 
 @pytest.mark.parametrize("pages", [0, 7000, np.nan])  # 7000 pages are 0.27 of 100 MiB
-def test_few_refaults_are_what_every_cache_has(pages) -> None:
+def test_few_refaults_are_no_cold_cache(pages) -> None:
     series = {
         ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
         ("memory.refaults_total", ""): make_counter([0, 1, 3], [0, pages, pages]),
@@ -151,7 +151,7 @@ def test_few_refaults_are_what_every_cache_has(pages) -> None:
 
 
 @pytest.mark.parametrize(("job_mib", "cold"), [(100, 0.45), (20, 0.0)])
-def test_pages_that_other_processes_read_again_are_not_the_jobs(job_mib, cold) -> None:
+def test_refaults_of_other_processes_are_not_charged_to_the_job(job_mib, cold) -> None:
     # of 100 MiB that the disk read, 75 had been in memory: known of the job if it read 30 or more
     series = {
         ("disk.read_bytes_total", "vda"): make_counter([0, 1, 3], [0, 100 << 20, 100 << 20]),
@@ -172,9 +172,7 @@ FUSE = ({"point": "/mnt/data", "type": "fuse"},)
         (80, 0.0),  # a disk read more than was read again: it may be the server's own cache
     ],
 )
-def test_pages_of_a_mount_without_counters_are_compared_with_what_calls_requested(
-    disk_mib, cold
-) -> None:
+def test_refaults_of_an_uncounted_mount_are_compared_with_requested_bytes(disk_mib, cold) -> None:
     series = {
         ("disk.read_bytes_total", "vda"): make_counter([0, 3], [0, disk_mib * MIB * 3]),
         ("memory.refaults_total", ""): make_counter([0, 3], [0, 76 * 256 * 3]),
@@ -190,7 +188,7 @@ def test_pages_of_a_mount_without_counters_are_compared_with_what_calls_requeste
         assert not [name for name in evidence(claimed[id_]) if name.startswith("disk.")]
 
 
-def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
+def test_loader_sleep_in_a_receive_is_object_storage() -> None:
     series = {
         ("network.receive_bytes_total", "eth0"): make_counter([0, 1, 3], [0, 900, 900]),
         ("tcp.job_received_bytes_total", "eth0"): make_counter([0, 1, 3], [0, 700, 5000]),
@@ -204,7 +202,7 @@ def test_an_object_store_is_a_loader_asleep_in_a_receive() -> None:
     assert evidence(got) == {"worker.socket_ratio": 0.7, "tcp.job_received_bytes_total": 700}
 
 
-def test_without_counters_of_the_network_the_sleep_alone_says_it() -> None:
+def test_receive_sleep_without_network_counters_is_still_claimed() -> None:
     detector = StorageObject()
     fed = make_breakdown({"socket": 0.7}, {})
     got = detector.claim(

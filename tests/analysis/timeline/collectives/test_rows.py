@@ -126,6 +126,30 @@ def test_an_operation_of_another_thread_is_arrived_at_when_the_device_has_no_mor
     assert out[8].tolist() == [570, 670, 710, 760]  # spent at leave
 
 
+def test_work_moves_out_of_the_operation_that_lost_time_moves_into() -> None:
+    # 30 + 0 + 60 of lost time become 30 + 30 + 30: the second operation has 30 less of work, the
+    # third 30 more, and after it the sum is the same as before.
+    builder = RankRowBuilder(Kept(), work=0)
+    other = ALL_REDUCE | OTHER_THREAD
+    rows = [  # start, end, group, number, bytes, code, lost
+        (1000, 1100, GROUP, 0, 8, other, 30),
+        (1200, 1300, GROUP, 1, 8, other, 0),
+        (1400, 1500, GROUP, 2, 8, other, 60),
+        (1600, 1700, GROUP, 3, 8, ALL_REDUCE, 50),
+    ]
+    at_arrive = np.array([[500, 670, 870, 1010]])
+    at_leave = np.array([[570, 770, 910, 1060]])
+    builder.add(np.array(rows).T, at_arrive, at_leave)
+    operations = builder.finish()
+    assert operations is not None
+    (block,) = operations.blocks
+    out = np.zeros((9, 4), np.int64)
+    assert isinstance(block.location, bytes)
+    read_block(block.location, block, np.zeros(1, np.int64), out)
+    assert out[7].tolist() == [570, 740, 910, 1010]
+    assert out[8].tolist() == [570, 740, 910, 1060]
+
+
 def test_spans_added_for_different_categories_share_a_block() -> None:
     # categories 2 and 4 of 5 first, then 0 and 2: what a part does not list is 0 there
     builder = RankRowBuilder(Kept())

@@ -43,7 +43,7 @@ def printed(
     }
 
 
-def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
+def test_a_data_wait_is_charged_to_worker_activities() -> None:
     """Rank 1 waits 80 ms for a batch, rank 0 not at all; both compute 100, then exchange for 20.
 
     Of the 80: 40 reading, 30 decoding of which a third without a CPU, 10 on the way, 4 of them
@@ -79,7 +79,7 @@ def test_a_late_loader_is_charged_with_what_its_worker_did_meanwhile() -> None:
     assert compute_shares(result)["storage-local"] == {1: 80 / 620}
 
 
-def test_a_chain_is_charged_to_where_it_began() -> None:
+def test_a_chain_of_waits_is_charged_to_its_first_rank() -> None:
     """Rank 0 decodes for 60 ms, then sends for 10; rank 1 waits for it, rank 2 for rank 1.
 
     Rank 1 has received at 70 and sends until 80, when rank 2 has received. All compute 100; ranks
@@ -116,7 +116,7 @@ DISK = Scenario("disk", "", (Expected(STORAGE, nodes=frozenset({1})),))
 TRUE_DISK = stopwatches(("storage-local", 2, 0.15), ("storage-local", 3, 0.05))
 
 
-def test_what_is_found_first_with_the_culprit_and_its_share_is_right() -> None:
+def test_a_first_finding_with_right_culprit_and_share_is_right() -> None:
     collected = [finding("storage-local", 0.22, ("node1", 3), ("node1", 2))]
     run = judge_findings(DISK, collected, TRUE_DISK)
     assert run.right and run.guilty == {2, 3}
@@ -149,7 +149,7 @@ def test_two_faults_must_both_be_found() -> None:
     assert judge_findings(both, [storage], true).lines[1].wrong == ("not found", "share")
 
 
-def test_both_names_of_slower_work_are_one_amount() -> None:
+def test_both_causes_of_slower_work_are_summed() -> None:
     slow = Scenario(
         "slow",
         "",
@@ -163,7 +163,7 @@ def test_both_names_of_slower_work_are_one_amount() -> None:
     assert run.right and (run.lines[0].share_ratio, run.lines[0].truth_ratio) == (0.25, 0.24)
 
 
-def test_a_clean_run_has_no_finding_of_three_percent() -> None:
+def test_a_three_percent_finding_in_a_clean_run_is_wrong() -> None:
     clean = Scenario("clean", "")
     small = [finding("net-transfer", 0.029)]
     assert judge_findings(clean, small, stopwatches(("net-transfer", NOBODY, 0.029))).right
@@ -179,7 +179,7 @@ def test_a_clean_run_has_no_finding_of_three_percent() -> None:
     )
 
 
-def test_the_summary_counts_who_was_blamed_by_whom() -> None:
+def test_the_summary_counts_right_and_wrong_blame_per_rule() -> None:
     from dataclasses import replace
 
     right = judge_findings(DISK, [finding("storage-local", 0.2, ("node1", 2))], TRUE_DISK)
@@ -196,7 +196,7 @@ def test_the_summary_counts_who_was_blamed_by_whom() -> None:
     ]
 
 
-def test_every_scenario_of_the_issue_is_there_and_expects_what_it_breaks() -> None:
+def test_every_scenario_expects_the_causes_of_its_fault() -> None:
     from clusterprof_lab.real.accept.faults import SCENARIOS, SYNCHRONIZATION
 
     expected = {

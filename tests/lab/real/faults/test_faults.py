@@ -35,7 +35,7 @@ def throttles(way: str) -> list[str]:
     return read_lines(f"{disks.THROTTLE}/blkio.throttle.{way}_bps_device")
 
 
-def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
+def test_a_capped_disk_serves_a_batch_per_slowed_step(tmp_path: Path) -> None:
     with FAULTS[require_fault("disk-cap")].apply(make_place(tmp_path, NODE)) as options:
         device = os.stat(find_option(options, "--data")).st_dev
         # 8 items of 327,680 bytes for each of two ranks in 0.428571429 s
@@ -46,7 +46,7 @@ def test_a_disk_lets_a_batch_through_per_slowed_step(tmp_path: Path) -> None:
     assert [line["cause"] for line in list_injected(options)] == ["storage-local"]
 
 
-def test_of_a_wandering_disk_only_its_turns_are_slow(tmp_path: Path) -> None:
+def test_a_wandering_disk_fault_is_slow_only_in_its_turns(tmp_path: Path) -> None:
     wandering = make_place(tmp_path, NODE, period_s=0.2, turns=2)
     with FAULTS[require_fault("disk-cap")].apply(wandering) as options:
         time.sleep(0.7)
@@ -63,7 +63,7 @@ def test_of_a_wandering_disk_only_its_turns_are_slow(tmp_path: Path) -> None:
         ("fuse-small-files", "000007", {"storage-metadata", "storage-remote"}),
     ],
 )
-def test_a_slow_server_logs_what_it_held_back(
+def test_a_slow_file_server_logs_its_delays(
     name: str, file: str, causes: set[str], tmp_path: Path
 ) -> None:
     with FAULTS[require_fault(name)].apply(make_place(tmp_path, NODE, reads=8)) as options:
@@ -79,7 +79,7 @@ def test_a_slow_server_logs_what_it_held_back(
     assert at_least_ns < held_ns <= took_ns
 
 
-def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
+def test_a_clean_file_server_adds_no_delay(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-small-files")].apply(
         make_place(tmp_path, NODE, clean=True)
     ) as options:
@@ -87,7 +87,7 @@ def test_a_clean_server_holds_nothing_back(tmp_path: Path) -> None:
     assert list_injected(options) == []
 
 
-def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
+def test_a_read_waits_while_all_server_slots_are_busy(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-slots")].apply(make_place(tmp_path, NODE)) as options:
         data, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         readers = [
@@ -103,7 +103,7 @@ def test_without_a_slot_a_read_queues(tmp_path: Path) -> None:
     assert sum(line["cause"] == "storage-client-queue" for line in lines) == 2  # of two slots
 
 
-def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> None:
+def test_fsync_on_the_server_is_delayed(tmp_path: Path) -> None:
     with FAULTS[require_fault("fuse-fsync")].apply(make_place(tmp_path, NODE)) as options:
         path = Path(find_option(options, "--log"))
         with path.with_suffix(".tmp").open("wb") as file:
@@ -117,7 +117,7 @@ def test_what_is_written_to_the_server_waits_for_its_sync(tmp_path: Path) -> Non
     assert line["end_ns"] - line["start_ns"] > 0.9 * (SLOWED_NS - STEP_NS) / 1.1
 
 
-def test_an_object_store_is_a_host_of_its_own(tmp_path: Path) -> None:
+def test_an_object_store_runs_on_a_separate_host(tmp_path: Path) -> None:
     with FAULTS["object-store"].apply(make_place(tmp_path, NODE)) as options:
         address, size = find_option(options, "--data"), int(find_option(options, "--read-bytes"))
         assert address.startswith("http://127.0.0.1:" if os.geteuid() else "http://10.78.")
@@ -139,7 +139,7 @@ def first_version(controller: str) -> None:
         pytest.skip("looks at files of version 1")
 
 
-def test_a_quota_is_the_need_over_a_slowed_step(tmp_path: Path) -> None:
+def test_a_cpu_quota_is_the_demand_over_a_slowed_step(tmp_path: Path) -> None:
     first_version("cpu")
     with FAULTS[require_fault("cpu-quota")].apply(make_place(tmp_path, NODE)) as options:
         # 0.7 * 300 ms over two ranks on one CPU; two times (105 + 10) ms in 428.57 ms
@@ -149,7 +149,7 @@ def test_a_quota_is_the_need_over_a_slowed_step(tmp_path: Path) -> None:
     assert [line["cause"] for line in list_injected(options)] == ["cpu-throttled"]
 
 
-def test_hogs_come_first_and_leave_the_job_what_is_aimed(tmp_path: Path) -> None:
+def test_cpu_hogs_take_the_aimed_share_at_real_time_priority(tmp_path: Path) -> None:
     before = set(children())  # other tests' (multiprocessing keeps one) are no hogs
     with FAULTS[require_fault("cpu-hogs")].apply(make_place(tmp_path, NODE)) as options:
         assert options.script == ["--decode-ms=105.00"]
@@ -177,7 +177,7 @@ def children() -> list[Path]:
     return collected
 
 
-def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
+def test_a_harmless_neighbour_runs_with_idle_priority(tmp_path: Path) -> None:
     with FAULTS["free-neighbour"].apply(make_place(tmp_path, NODE)):
         children = read_lines(f"/proc/self/task/{threading.get_native_id()}/children")[0].split()
         end = time.monotonic() + 60
@@ -189,7 +189,7 @@ def test_a_free_neighbour_stands_back(tmp_path: Path) -> None:
     assert policies.count(os.SCHED_IDLE) == 1
 
 
-def test_links_are_as_bad_as_the_ring_needs(tmp_path: Path) -> None:
+def test_link_faults_are_sized_for_the_ring_exchange(tmp_path: Path) -> None:
     made = {}
     for name in ("link-rate", "link-latency", "link-loss"):
         with FAULTS[name].apply(make_place(tmp_path, NODE)) as options:
@@ -204,7 +204,7 @@ def test_links_are_as_bad_as_the_ring_needs(tmp_path: Path) -> None:
     assert made["link-loss"]["loss_ratio"] == pytest.approx(0.002276, rel=1e-3)
 
 
-def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
+def test_link_faults_without_a_node_are_refused(tmp_path: Path) -> None:
     for name in sorted(name for name in FAULTS if name.startswith("link-")):
         with (
             pytest.raises(ValueError, match="only a node has a link"),
@@ -213,7 +213,7 @@ def test_a_machine_without_links_cannot_have_a_bad_one(tmp_path: Path) -> None:
             pass
 
 
-def test_two_faults_of_one_node_add_up() -> None:
+def test_options_of_two_faults_on_a_node_are_combined() -> None:
     options = Options(["--a=1"], Path("/group"), {"A": "1"}, Path("/log"))
     other = Options(["--b=2"], None, {"B": "2"}, None, {"delay_s": 0.1})
     both = options.combine(other)
@@ -223,7 +223,7 @@ def test_two_faults_of_one_node_add_up() -> None:
     assert both.link == {"delay_s": 0.1}
 
 
-def test_a_helper_that_does_not_start_says_why() -> None:
+def test_a_failed_helper_start_reports_its_error() -> None:
     with ExitStack() as stack, pytest.raises(RuntimeError, match="no such thing"):
         stack.enter_context(
             run_until_stdin_ends(["sh", "-c", "echo no such thing >&2"], b"ready\n")

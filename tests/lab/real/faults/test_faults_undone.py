@@ -66,7 +66,7 @@ def test_every_fault_is_registered_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - ANYBODY))
-def test_without_root_it_says_so(name: str, as_nobody: Any) -> None:
+def test_faults_that_need_root_state_the_reason(name: str, as_nobody: Any) -> None:
     with as_nobody():
         reason = FAULTS[name].why_not_here()
     if name == "pinned" and len(os.sched_getaffinity(0)) < 2:
@@ -75,7 +75,7 @@ def test_without_root_it_says_so(name: str, as_nobody: Any) -> None:
         assert "needs root" in reason or "need root" in reason or "no cgroup" in reason
 
 
-def test_what_anybody_may_do_needs_no_root(as_nobody: Any) -> None:
+def test_unprivileged_faults_are_available_without_root(as_nobody: Any) -> None:
     with as_nobody():
         assert [FAULTS[name].why_not_here() for name in sorted(ANYBODY)] == ["", ""]
 
@@ -85,7 +85,9 @@ CASES += [(name, True) for name in ("disk-neighbour", "fuse-slots", "cpu-quota",
 
 
 @pytest.mark.parametrize(("name", "clean"), CASES)
-def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_path: Path) -> None:
+def test_an_exception_removes_every_trace_of_the_fault(
+    name: str, clean: bool, tmp_path: Path
+) -> None:
     if name.startswith("fuse"):
         require_fault(name)
         remote_files.build_server()  # is kept as long as this process lives
@@ -104,7 +106,7 @@ def test_nothing_is_left_of_it_after_an_exception(name: str, clean: bool, tmp_pa
     assert traces(tmp_path) == before
 
 
-def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+def test_killing_the_process_removes_every_trace_of_its_faults(tmp_path: Path) -> None:
     faults = [
         require_fault(name)
         for name in ("disk-cap", "fuse-latency", "cpu-hogs", "cpu-quota", "memory-short")

@@ -42,9 +42,7 @@ def trace(tmp_path: Path) -> wire.Trace:
     return wire.read_trace(exported(tmp_path))
 
 
-def test_spans_are_slices_on_the_clock_of_all_nodes_nested_or_on_a_lane_of_their_own(
-    trace: wire.Trace,
-) -> None:
+def test_spans_become_slices_nested_or_on_separate_lanes(trace: wire.Trace) -> None:
     of_spans = [s for s in trace.slices if not s[0].endswith(("lost time", "ranks", "others"))]
     assert sorted(of_spans) == sorted(
         [
@@ -83,7 +81,7 @@ def test_spans_are_slices_on_the_clock_of_all_nodes_nested_or_on_a_lane_of_their
     }
 
 
-def test_counters_show_growth_over_time_and_a_hole_is_no_value(trace: wire.Trace) -> None:
+def test_counters_show_rates_and_gaps_have_no_value(trace: wire.Trace) -> None:
     assert trace.values == [
         (f"{A} | GPU busy · GPU-a", make_time_ns(1), 50.0),
         (f"{A} | GPU power · GPU-a", make_time_ns(1), 300.0),
@@ -98,7 +96,7 @@ def test_counters_show_growth_over_time_and_a_hole_is_no_value(trace: wire.Trace
     }
 
 
-def test_what_happened_and_what_was_not_seen_are_instants_of_the_host(trace: wire.Trace) -> None:
+def test_events_and_gaps_become_instants_of_the_host(trace: wire.Trace) -> None:
     of_host = [event for event in trace.instants if event[0].startswith("host")]
     assert of_host == [
         ("host node-a | events", "gpu-xid", make_time_ns(1.05), {"xid": "79", "device": "GPU-a"}),
@@ -111,7 +109,7 @@ def test_what_happened_and_what_was_not_seen_are_instants_of_the_host(trace: wir
     ]
 
 
-def test_lost_time_stands_block_behind_block_in_its_stretch(trace: wire.Trace) -> None:
+def test_lost_time_blocks_are_laid_in_sequence_within_a_stretch(trace: wire.Trace) -> None:
     lost = [s[1:4] for s in trace.slices if s[0] == f"{A} | lost time"]
     assert lost == [
         ("storage-local", make_time_ns(1), make_time_ns(1.2)),
@@ -150,9 +148,7 @@ def test_an_arrow_goes_from_the_victim_to_the_culprit(trace: wire.Trace) -> None
     ) in trace.slices
 
 
-def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_reported(
-    trace: wire.Trace,
-) -> None:
+def test_equal_pids_on_two_nodes_stay_separate_processes(trace: wire.Trace) -> None:
     assert len(set(trace.processes.values())) == len(trace.processes) == 3
     assert all(0 < pid < 1 << 31 for pid in trace.processes.values())
     assert len(trace.sequences) == 2
@@ -161,9 +157,7 @@ def test_equal_pids_of_two_nodes_stay_two_processes_and_clocks_are_reported(
     assert {1: make_time_ns(2), 64: 2 * S} in trace.clocks
 
 
-def test_files_of_nodes_put_one_behind_the_other_are_the_same_trace(
-    tmp_path: Path, trace: wire.Trace
-) -> None:
+def test_concatenated_node_files_give_the_same_trace(tmp_path: Path, trace: wire.Trace) -> None:
     result = make_run(tmp_path / "run", make_report())
     Perfetto().export(result, Output(tmp_path / "out", io.BytesIO(), folder=True))
     files = sorted((tmp_path / "out").iterdir())
@@ -177,13 +171,13 @@ def test_files_of_nodes_put_one_behind_the_other_are_the_same_trace(
     assert turned.processes == trace.processes
 
 
-def test_without_a_history_it_says_what_the_trace_lacks(tmp_path: Path) -> None:
+def test_without_a_history_the_export_reports_missing_lost_time(tmp_path: Path) -> None:
     result = make_run(write_recordings(tmp_path / "run"), replace(make_report(), history=None))
     printed = Perfetto().export(result, Output(None, io.BytesIO()))
     assert printed == (NO_HISTORY_REMARK,)
 
 
-def test_no_name_controls_a_viewer(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_in_the_trace(tmp_path: Path) -> None:
     names = {"a": "gpu\x1b[2J\u202ea", "b": "b\n\x9b31m"}
     result = make_run(
         write_recordings(tmp_path / "run", names, "x\x07\u200b"),
@@ -200,7 +194,7 @@ def test_no_name_controls_a_viewer(tmp_path: Path) -> None:
     assert found_ == set()
 
 
-def test_a_terminal_is_refused() -> None:
+def test_trace_output_to_a_terminal_is_refused() -> None:
     class Terminal(io.BytesIO):
         def isatty(self) -> bool:
             return True
@@ -209,12 +203,12 @@ def test_a_terminal_is_refused() -> None:
         Perfetto().check(Output(None, Terminal()))
 
 
-def test_every_counter_that_is_drawn_is_a_signal_and_no_two_have_one_title() -> None:
+def test_drawn_counters_are_signals_with_unique_titles() -> None:
     assert all(BY_NAME[signal.name] is signal for signal in COUNTER_STYLES)
     assert len({shown.title for shown in COUNTER_STYLES.values()}) == len(COUNTER_STYLES)
 
 
-def test_varints_are_those_of_the_protocol() -> None:
+def test_varints_follow_the_protobuf_encoding() -> None:
     assert [encode_varint(n) for n in (0, 1, 127, 128, 300)] == [
         b"\x00",
         b"\x01",
@@ -229,7 +223,7 @@ def test_varints_are_those_of_the_protocol() -> None:
         assert encode_varints(np.array(values)) == [encode_varint(value) for value in values]
 
 
-def test_on_no_lane_two_spans_cross() -> None:
+def test_spans_on_a_lane_never_cross() -> None:
     draw = random.Random(5)
     for _ in range(50):
         spans = []
@@ -248,7 +242,7 @@ def test_on_no_lane_two_spans_cross() -> None:
     assert max(placed) > 0  # some had to move
 
 
-def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
+def test_an_output_name_ending_in_gz_is_compressed(tmp_path: Path) -> None:
     target = tmp_path / "run.pftrace.gz"
     assert exported(tmp_path, target) == b""
     assert gzip.decompress(target.read_bytes()) == exported(tmp_path / "again")

@@ -59,7 +59,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_nothing_of_it_is_an_error_or_lost(trace: Path) -> None:
+def test_the_trace_processor_reports_no_errors_or_data_loss(trace: Path) -> None:
     query = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
     assert ask(trace, query) == []
 
@@ -122,7 +122,7 @@ def test_counters_have_their_values_and_units(trace: Path) -> None:
     ]
 
 
-def test_a_real_recording_says_in_sql_what_its_report_says(tmp_path: Path) -> None:
+def test_sql_sums_of_a_real_trace_match_its_report(tmp_path: Path) -> None:
     path = tmp_path / "run.pftrace"
     ours = [sys.executable, "-m", "clusterprof"]
     subprocess.run([*ours, "export", RECORDING, "--to", "perfetto", "-o", path], check=True)

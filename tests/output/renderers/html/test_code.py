@@ -46,7 +46,7 @@ def test_stacks_share_their_outer_frames() -> None:
     }
 
 
-def test_without_stacks_there_are_no_data_and_no_section() -> None:
+def test_without_stacks_the_page_has_no_code_section() -> None:
     assert document(make_storage_report())["code"] is None
     assert 'id="where"' not in Html().render(make_storage_report())
     why = CodeProfile(why_missing="--stacks off was given", notes=("workers were not sampled",))
@@ -56,7 +56,7 @@ def test_without_stacks_there_are_no_data_and_no_section() -> None:
     assert "workers were not sampled" in html and 'id="where-body"' not in html
 
 
-def test_many_stacks_keep_their_time_and_a_bounded_size() -> None:
+def test_many_stacks_keep_their_total_time_in_bounded_size() -> None:
     places = tuple(Place(f"/job/{at}/a/long/path/of/a/file.py", at, "f" * 99) for at in range(9000))
     stacks = tuple(
         StackTime("storage-local", at % 2, (at, at + 1, at + 2), 9000 - at, 1) for at in range(8000)
@@ -71,7 +71,7 @@ def test_many_stacks_keep_their_time_and_a_bounded_size() -> None:
     assert all(parent <= number for number, (parent, _) in enumerate(code["frames"]))
 
 
-def test_the_tables_need_no_script() -> None:
+def test_code_tables_are_rendered_without_a_script() -> None:
     html = Html().render(make_report_with_code())
     words = (
         "train.py:42 in Images.augment &#8594; PIL/Image.py:2450 Image.resize: 71 % &#177; 4 of it"
@@ -92,7 +92,7 @@ def test_the_tables_need_no_script() -> None:
 @pytest.mark.parametrize(
     "poison", ["</script><script>alert(1)</script>", "<img src=x onerror=a()>"]
 )
-def test_no_name_of_code_becomes_markup(poison: str) -> None:
+def test_code_names_are_escaped_in_markup(poison: str) -> None:
     clean = with_poison("x")
     html, plain = Html().render(with_poison(poison)), Html().render(clean)
     for tag in ("<script", "<img", "<code", "<td", "<th", "<span", "<p"):
@@ -110,7 +110,7 @@ def with_poison(name: str) -> Report:
     return add_code_profile(make_storage_report(), (hostile,), profile)
 
 
-def test_hostile_names_stay_in_their_cells() -> None:
+def test_hostile_names_are_escaped_in_their_cells() -> None:
     for name in HOSTILE:
         html = Html().render(with_poison(name[:60]))
         assert html.isascii() and "\x1b" not in html

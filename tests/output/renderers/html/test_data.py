@@ -70,7 +70,7 @@ def by_hand() -> Report:
     return dataclasses.replace(report, history=history)
 
 
-def test_planes_are_shares_of_the_stretch() -> None:
+def test_planes_hold_shares_of_each_stretch() -> None:
     made = document(by_hand())
     ids = [cause["id"] for cause in made["causes"]]
     assert ids == ["storage-local", "cpu-preprocess", "startup", WAITING_FOR_RANKS, "unattributed"]
@@ -100,7 +100,7 @@ def test_planes_are_shares_of_the_stretch() -> None:
     assert first == [26214, 28399, 32768, 0]
 
 
-def test_steps_waits_and_slow_steps() -> None:
+def test_steps_waits_and_slow_steps_are_embedded() -> None:
     history = document(by_hand())["history"]
     (marks,) = history["steps"]
     assert marks["row"] == 0
@@ -111,7 +111,7 @@ def test_steps_waits_and_slow_steps() -> None:
     ]
 
 
-def test_ranks_by_cause() -> None:
+def test_lost_time_is_embedded_by_rank_and_cause() -> None:
     made = document(by_hand())
     assert made["nodes"] == ["node-a"] and made["compared"] is False
     assert made["ranks"]["node"] == [0, 0] and made["ranks"]["rank"] == [0, 1]
@@ -132,7 +132,7 @@ def test_ranks_by_cause() -> None:
     }
 
 
-def test_what_few_ranks_caused_is_kept_sparsely() -> None:
+def test_causes_of_few_ranks_are_stored_sparsely() -> None:
     caused = document(make_cluster_report(4, 4))["caused"]["causes"]
     storage = caused[0]
     assert storage["ranks"] == [15] and unpacked(storage["bytes"], "<u2") == [65535]
@@ -146,12 +146,12 @@ def test_what_few_ranks_caused_is_kept_sparsely() -> None:
         (History(None, S, 0, (RankHistory(0, (), (), ()),)), "no rank had steps"),
     ],
 )
-def test_without_a_history_the_page_says_why(history: History | None, why: str) -> None:
+def test_a_missing_history_states_a_reason(history: History | None, why: str) -> None:
     report = dataclasses.replace(make_storage_report(), history=history)
     assert document(report)["history"] == {"why": why}
 
 
-def test_a_history_of_other_ranks_than_the_report_does_no_harm() -> None:
+def test_a_history_with_mismatched_ranks_is_tolerated() -> None:
     report = by_hand()
     history = report.history
     assert history is not None
@@ -166,7 +166,7 @@ def test_a_history_of_other_ranks_than_the_report_does_no_harm() -> None:
     assert made["waits"] == [[0.0, 1.0, 0, -1, cause.index("never-heard"), 1]]
 
 
-def test_reports_without_ranks_have_a_block_too() -> None:
+def test_reports_without_ranks_have_a_data_block() -> None:
     assert document(make_empty_report())["ranks"]["rank"] == []
     assert document(make_clean_report())["ranks"]["pid"] == [812]  # it has no rank to be known by
 
@@ -181,14 +181,14 @@ def test_many_ranks_share_the_rows_of_their_nodes() -> None:
     assert (few.by, few.rank, few.first) == ("rank", [0, 1, 2], [0, 0, 1])
 
 
-def test_more_nodes_than_rows_share_them_with_neighbours() -> None:
+def test_neighbouring_nodes_share_a_row_above_the_row_limit() -> None:
     rows = build_chart_rows(list(range(2500)), 2500, [])
     assert len(rows.rank) == 834 <= ChartRows.MAX_ROWS  # three to a row
     assert (rows.first[833], rows.last[833], rows.members[833]) == (2499, 2499, [2499])
     assert sum(map(len, rows.members)) == 2500
 
 
-def test_what_is_too_fine_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_are_merged_to_fit_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_MIN_BINS", 1)
     monkeypatch.setattr(data, "MAX_PLANE_BYTES", 2 * 9)  # seven planes of loss and two of steps
     history = document(by_hand())["history"]
@@ -196,7 +196,7 @@ def test_what_is_too_fine_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unpacked(history["lost"][0]["bytes"], "u1") == [136, 0, 76, 128]  # 80, 45, 75 of 150
 
 
-def test_little_is_not_nothing() -> None:
+def test_tiny_losses_are_not_rounded_to_zero() -> None:
     report = by_hand()
     history = report.history
     assert history is not None
@@ -207,7 +207,7 @@ def test_little_is_not_nothing() -> None:
     assert unpacked(made["history"]["lost"][0]["bytes"], "u1") == [1, 0, 0, 0]
 
 
-def test_sums_over_the_run_are_those_of_the_report() -> None:
+def test_sums_over_the_run_match_the_report() -> None:
     report = add_history(make_cluster_report(4, 4), 50)
     made = document(report)["history"]
     unit = made["stretch_s"] / 255
@@ -218,7 +218,7 @@ def test_sums_over_the_run_are_those_of_the_report() -> None:
     assert total == pytest.approx(report.lost_ns / 1e9, rel=0.001)
 
 
-def test_a_job_of_many_nodes_stays_small() -> None:
+def test_the_page_of_many_nodes_stays_small() -> None:
     report = add_history(make_cluster_report(1000, 2), 145, 100)
     html = Html().render(report)
     assert 1_000_000 < len(html) < 2_000_000

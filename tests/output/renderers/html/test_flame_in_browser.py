@@ -64,14 +64,14 @@ def parts(page: Browser) -> dict[str, float]:
     return {at: round(width / widths["0"], 2) for at, width in widths.items()}
 
 
-def test_the_width_is_lost_time(show: Any) -> None:
+def test_frame_width_is_proportional_to_lost_time(show: Any) -> None:
     page = show(make_report_with_code())
     # all, main, loader: 10, 9, 9 s; augment and resize 7 s; collate 2 s; not known 1 s
     assert parts(page) == {"0": 1, "1": 0.9, "2": 0.9, "3": 0.7, "4": 0.7, "5": 0.2, "6": 0.1}
     assert page.evaluate(ABOUT).startswith("all lost device time · 10.00 s · 100.0 % of what")
 
 
-def test_a_cause_and_a_rank_filter_it(show: Any) -> None:
+def test_cause_and_rank_filter_the_flame_graph(show: Any) -> None:
     page = show(make_report_with_code())
     choose(page, "Cause", "cpu-preprocess")
     assert parts(page) == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1}
@@ -104,7 +104,7 @@ def test_a_rank_is_compared_with_the_others(show: Any) -> None:
     ]
 
 
-def test_zoom_search_and_keys(show: Any) -> None:
+def test_zoom_search_and_keys_change_the_flame_graph(show: Any) -> None:
     page = show(make_report_with_code())
     page.evaluate("document.querySelector('.flame').focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
@@ -131,7 +131,7 @@ def test_zoom_search_and_keys(show: Any) -> None:
     assert "20.0 % matched" in page.evaluate("document.getElementById('where').innerText")
 
 
-def test_it_fits_a_phone_and_both_themes_differ(show: Any) -> None:
+def test_the_flame_graph_fits_a_phone_and_themes_differ(show: Any) -> None:
     page = show(make_report_with_code(), width=390)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     fill = "getComputedStyle(document.querySelector('.flame [data-at=\"3\"] rect')).fill"
@@ -142,7 +142,7 @@ def test_it_fits_a_phone_and_both_themes_differ(show: Any) -> None:
     assert len(set(colors)) == 2
 
 
-def test_hostile_names_are_text(show: Any) -> None:
+def test_hostile_names_are_shown_as_text(show: Any) -> None:
     page = show(poison_strings(make_full_report(2), "<img src=x onerror=window.owned=1>"))
     assert page.evaluate("document.querySelectorAll('img, [onerror]').length") == 0
     assert page.evaluate("document.querySelectorAll('.flame .frame').length") > 3

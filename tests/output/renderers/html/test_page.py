@@ -79,7 +79,7 @@ def page(report: Report) -> Page:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_report_is_one_well_formed_page(name: str) -> None:
+def test_every_report_renders_a_well_formed_page(name: str) -> None:
     page_text = page(ALL[name]())
     assert page_text.open == []
     assert len(page_text.ids()) == len(set(page_text.ids()))
@@ -89,7 +89,7 @@ def test_every_report_is_one_well_formed_page(name: str) -> None:
     assert [value for value in page_text.ids() if value in sections] == sections
 
 
-def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
+def test_the_page_loads_no_resources_and_runs_only_its_script() -> None:
     html = Html().render(make_full_report())
     result = Page(html)
     assert html.isascii() and html.startswith("<!doctype html>\n")
@@ -104,7 +104,7 @@ def test_nothing_is_fetched_and_nothing_runs_but_our_script() -> None:
         assert "</" not in text and "<!--" not in text
 
 
-def test_the_policy_lets_in_the_hashes_of_what_is_there() -> None:
+def test_the_content_security_policy_lists_script_and_style_hashes() -> None:
     page_text = page(make_storage_report())
     (element,) = [s for e, s in page_text.elements if e == "meta" and "http-equiv" in s]
     assert element["http-equiv"] == "Content-Security-Policy"
@@ -118,7 +118,7 @@ def test_the_policy_lets_in_the_hashes_of_what_is_there() -> None:
     )
 
 
-def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
+def test_the_page_begins_with_the_verdict_and_the_first_screen() -> None:
     text = page(make_full_report()).text
     places = [
         text.index(words)
@@ -144,7 +144,7 @@ def test_the_verdict_comes_first_with_the_rows_of_the_first_screen() -> None:
     assert places == sorted(places)
 
 
-def test_money_and_time_are_reported_when_they_are_known() -> None:
+def test_known_cost_and_time_savings_are_reported() -> None:
     report = make_one_hour_job(
         2, 2, 4, 4
     )  # 4 GPU-hours, of which 2,464 s were lost: 1.71 EUR at 2.50
@@ -160,7 +160,7 @@ def test_money_and_time_are_reported_when_they_are_known() -> None:
     assert "EUR" not in Page(Html().render(dataclasses.replace(report, impact=None))).text
 
 
-def test_commands_keep_their_lines() -> None:
+def test_commands_keep_their_line_breaks() -> None:
     report = make_full_report()
     html = Html().render(report)
     assert "tcp_slot_table_entries=128\nmount -o remount,nconnect=8 /data</code></pre>" in html
@@ -169,7 +169,7 @@ def test_commands_keep_their_lines() -> None:
     assert "clusterprof explain net-transfer</code></pre>" in html
 
 
-def test_unattributed_and_not_seen_are_always_there() -> None:
+def test_unattributed_time_and_missing_signals_are_always_shown() -> None:
     for make in ALL.values():
         text = page(make()).text
         assert "without sufficient evidence of a cause" in text and "Not seen" in text
@@ -180,12 +180,12 @@ def test_unattributed_and_not_seen_are_always_there() -> None:
     assert "Nothing is known to be missing." in page(ALL["clean"]()).text
 
 
-def test_the_ledger_is_exact() -> None:
+def test_the_ledger_table_is_exact() -> None:
     text = page(make_storage_report()).text
     assert "lost 226.000000007 136.000000000 90.000000007" in text
 
 
-def test_fill_stands_apart() -> None:
+def test_under_used_device_time_is_shown_separately() -> None:
     text = page(make_underused_report()).text
     assert (
         "under-used 66.8 % 2.2 min" in text and "Raise the batch size (84 % sure: measured" in text
@@ -195,7 +195,7 @@ def test_fill_stands_apart() -> None:
 class TestHostileNames:
     """Every string of a report is one that a machine may have chosen."""
 
-    def test_the_page_keeps_its_elements(self) -> None:
+    def test_hostile_strings_add_no_page_elements(self) -> None:
         def shape(report: Report) -> list[tuple[str, list[str]]]:
             page_text = page(report)
             return [(element, sorted(printed)) for element, printed in page_text.elements]
@@ -210,12 +210,12 @@ class TestHostileNames:
             bare = [line for line in html.splitlines() if line.lstrip().startswith("::")]
             assert "\x1b" not in html and bare == []
 
-    def test_their_length_is_bounded(self) -> None:
+    def test_hostile_strings_are_cut_to_a_bounded_length(self) -> None:
         html = Html().render(poison_strings(make_full_report(1), "<\udc9b\u202e" * 4000))
         assert len(html) < 1_000_000
         assert re.search(r"[\ud800-\udfff]", html) is None
 
-    def test_the_data_stay_in_their_block(self) -> None:
+    def test_hostile_strings_stay_inside_the_data_block(self) -> None:
         poison = "</script><script>alert(1)</script><!--\u2028\ud800&"
         (_, data), (_, code) = page(poison_strings(make_full_report(1), poison)).scripts
         assert "<" not in data and ">" not in data and "&" not in data and data.isascii()
@@ -223,7 +223,7 @@ class TestHostileNames:
         assert code == page_module.load_script()
 
 
-def test_tags_escape_what_is_no_markup() -> None:
+def test_build_element_escapes_text_and_attributes() -> None:
     made = build_element(
         "p", '<b>&"', mark_trusted("<i></i>"), None, class_='a"b', data_x=3, hidden=True, id=None
     )

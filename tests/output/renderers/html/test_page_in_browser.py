@@ -70,13 +70,13 @@ def click(page: Browser, element: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_report_opens_without_a_complaint(name: str, show: Any) -> None:
+def test_every_report_opens_without_console_errors(name: str, show: Any) -> None:
     page = show(ALL[name]())
     drawn = page.evaluate("document.getElementById('when-body').textContent")
     assert drawn == "Not in this report: the history was not requested in this analysis."
 
 
-def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
+def test_charts_are_drawn_in_both_themes(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 120, 400))
     page.set_color_scheme("light")
     back = "getComputedStyle(document.body).backgroundColor"
@@ -90,7 +90,7 @@ def test_what_is_drawn_is_not_empty_in_either_theme(show: Any) -> None:
     assert page.evaluate("document.getElementById('theme').textContent") == "Dark"
 
 
-def test_a_drag_zooms_a_double_click_goes_back_and_the_address_follows(show: Any) -> None:
+def test_drag_zooms_double_click_resets_and_the_url_follows(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 120, 400))
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
     left, top, width, _ = middle(page, LINES)
@@ -113,7 +113,7 @@ def test_a_drag_zooms_a_double_click_goes_back_and_the_address_follows(show: Any
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
 
 
-def test_the_keyboard_reaches_everything_on_the_timeline(show: Any) -> None:
+def test_the_timeline_is_operable_by_keyboard(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 120, 400))
     page.evaluate(f"{LINES}.focus()")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
@@ -129,7 +129,7 @@ def test_the_keyboard_reaches_everything_on_the_timeline(show: Any) -> None:
     assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12"
 
 
-def test_a_finding_a_node_and_a_wait_can_be_chosen(show: Any) -> None:
+def test_clicks_select_a_finding_a_node_and_a_wait(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 120, 400))
     click(page, "document.querySelector('details.finding button:not(.copy button)')")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
@@ -148,7 +148,7 @@ def test_a_finding_a_node_and_a_wait_can_be_chosen(show: Any) -> None:
     page.wait_until("location.hash === ''")
 
 
-def test_a_link_restores_what_was_shown(show: Any) -> None:
+def test_a_link_restores_filters_and_zoom(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 120, 400), "#node=gpu-a2&t=600-1200&finding=net-transfer")
     chips = "[...document.querySelectorAll('#filters button')].map(b => b.textContent)"
     assert page.evaluate(chips) == [
@@ -164,7 +164,7 @@ def test_a_link_restores_what_was_shown(show: Any) -> None:
         assert page.evaluate(RANGE) == "0:00 to 1:00:12 of 1:00:12", broken
 
 
-def test_commands_are_copied_as_they_stand(show: Any) -> None:
+def test_the_copy_button_copies_commands_unchanged(show: Any) -> None:
     page = show(make_one_hour_job(2, 2, 20, 40))
     page.evaluate(
         "navigator.clipboard ? navigator.clipboard.writeText = t => Promise.reject(t) : 0;"
@@ -179,7 +179,7 @@ def test_commands_are_copied_as_they_stand(show: Any) -> None:
     ]
 
 
-def test_amounts_read_as_in_python(show: Any) -> None:
+def test_scripts_format_amounts_like_python(show: Any) -> None:
     page = show(make_storage_report())
     cells = page.evaluate(
         "[...document.querySelectorAll('.heat tbody tr')].map(r => r.children[2].textContent)"
@@ -187,7 +187,7 @@ def test_amounts_read_as_in_python(show: Any) -> None:
     assert cells == [format_quantity(136 * 10**9, "ns"), format_quantity(90 * 10**9 + 7, "ns")]
 
 
-def test_hostile_names_leave_our_elements_alone(show: Any) -> None:
+def test_hostile_names_add_no_elements(show: Any) -> None:
     def counted(page: Browser) -> Any:
         return page.evaluate(
             "[document.scripts.length, document.styleSheets.length,"
@@ -211,12 +211,12 @@ def test_hostile_names_leave_our_elements_alone(show: Any) -> None:
     assert counted(page) == [2, 1, 0]
 
 
-def test_a_phone_has_no_sideways_scrolling(show: Any) -> None:
+def test_a_phone_needs_no_horizontal_scrolling(show: Any) -> None:
     page = show(make_one_hour_job(4, 4, 60, 100), width=390)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_paper_is_light_and_shows_everything(show: Any, tmp_path: Path) -> None:
+def test_printing_uses_the_light_theme_and_opens_all_details(show: Any, tmp_path: Path) -> None:
     page = show(make_one_hour_job(4, 4, 60, 100))
     page.set_color_scheme("dark")
     page.evaluate(
@@ -230,7 +230,7 @@ def test_paper_is_light_and_shows_everything(show: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.querySelectorAll('details:not([open])').length") > 3
 
 
-def test_a_thousand_nodes_can_be_looked_at(show: Any) -> None:
+def test_a_page_of_a_thousand_nodes_is_usable(show: Any) -> None:
     page = show(make_one_hour_job(1000, 2, 120, 100))
     assert page.evaluate("document.querySelectorAll('.nodes button').length") == 1000
     click(page, "document.querySelectorAll('.nodes button')[3]")
@@ -242,7 +242,7 @@ def test_a_thousand_nodes_can_be_looked_at(show: Any) -> None:
     assert shown[0] == "\u25be gpu-a0004" and sorted(shown[1:]) == ["rank 6", "rank 7"]
 
 
-def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
+def test_node_and_rack_rows_expand_to_their_ranks(show: Any) -> None:
     report = make_one_hour_job(300, 2, 60, 50)
     nodes = [
         dataclasses.replace(node, rack=f"leaf{at // 100}") for at, node in enumerate(report.nodes)
@@ -266,7 +266,7 @@ def test_rows_of_nodes_and_racks_open_to_their_ranks(show: Any) -> None:
     assert page.evaluate(counts) == ["2"]
 
 
-def test_without_scripts_the_words_are_still_there(browser: Browser, tmp_path: Path) -> None:
+def test_without_scripts_the_text_remains_readable(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     report = dataclasses.replace(make_storage_report(), title="runs/no-script")
     html = Html().render(report)

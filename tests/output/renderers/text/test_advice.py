@@ -34,12 +34,12 @@ def texts(item: Advice, width: int) -> list[str]:
     return [line.text for line in wrap_change(item, width, "Change:")]
 
 
-def test_a_command_that_fits_goes_on_in_its_line_and_prose_flows_behind() -> None:
+def test_a_short_command_stays_inline_within_prose() -> None:
     recommendation = advice(f"{TAR} (about 1 GB a shard), read in order", TAR)
     assert texts(recommendation, 72) == [f"Change: {TAR} (about 1 GB", "a shard), read in order"]
 
 
-def test_one_that_does_not_fit_has_lines_of_its_own() -> None:
+def test_a_command_that_does_not_fit_gets_separate_lines() -> None:
     recommendation = advice(f"pack them: {TAR} (about 1 GB), read in order", TAR)
     assert texts(recommendation, 60) == [
         "Change: pack them:",
@@ -48,7 +48,7 @@ def test_one_that_does_not_fit_has_lines_of_its_own() -> None:
     ]
 
 
-def test_a_long_one_goes_on_behind_a_backslash_at_blanks_only() -> None:
+def test_a_long_command_is_continued_with_backslashes_at_blanks() -> None:
     assert wrap_command(MOUNT, 72) == [
         "  umount /data; mount -t nfs -o nconnect=8,rsize=1048576 \\",
         "    filer.cluster.example.org:/export/data /data",
@@ -57,7 +57,7 @@ def test_a_long_one_goes_on_behind_a_backslash_at_blanks_only() -> None:
 
 
 @pytest.mark.parametrize("width", range(40, 90, 5))
-def test_a_shell_reads_the_lines_as_the_command(width: int) -> None:
+def test_a_shell_runs_the_wrapped_lines_as_the_same_command(width: int) -> None:
     for words in (
         ["printf", "<%s>", "a b", "it's", "--sort=name", "4096 131072 268435456", "x" * 15],
         ["printf", "<%s>", "-x", "a\\ b", 'say "no"', "$HOME", "a  b"],
@@ -68,7 +68,7 @@ def test_a_shell_reads_the_lines_as_the_command(width: int) -> None:
         assert run.stdout == "".join(f"<{word}>" for word in words[2:])
 
 
-def test_lines_that_have_no_room_cut_no_command() -> None:
+def test_limited_lines_never_truncate_a_command() -> None:
     recommendation = advice(f"mount anew: {MOUNT} (or in fstab)", MOUNT)
     lines = wrap_change(recommendation, 72, "Change:")
     assert [line.text for line in limit_lines(lines, 3, 72)][1:] == wrap_command(MOUNT, 72)
@@ -79,7 +79,7 @@ def test_lines_that_have_no_room_cut_no_command() -> None:
     assert limit_lines(lines, 9, 72) == lines
 
 
-def test_a_name_in_a_command_is_found_word_for_word_and_made_safe() -> None:
+def test_names_in_a_command_are_matched_exactly_and_escaped() -> None:
     command = "umount '/d\x1b[2J  x'"
     recommendation = advice(f"{command}; then again", command)
     assert split_change(recommendation) == [
@@ -90,7 +90,7 @@ def test_a_name_in_a_command_is_found_word_for_word_and_made_safe() -> None:
     assert split_change(advice("nothing of it", "rm")) == [(False, "nothing of it")]
 
 
-def test_an_option_stays_with_the_word_before_it() -> None:
+def test_wrapping_keeps_an_option_with_the_preceding_word() -> None:
     narrow = wrap_text("Remedy: run docker --cpus-per-task=8 now", 20)
     assert narrow == ["Remedy: run docker", "--cpus-per-task=8", "now"]  # both have no room
     assert wrap_text("set the quota with docker --cpus=8 now", 27) == [
@@ -100,7 +100,7 @@ def test_an_option_stays_with_the_word_before_it() -> None:
     assert wrap_text("by -0.2 points", 6) == ["by", "-0.2", "points"]  # a number is no option
 
 
-def test_the_page_has_the_commands_alone_to_copy() -> None:
+def test_the_page_offers_commands_without_prose_to_copy() -> None:
     recommendation = advice(f"{TAR} (about 1 GB a shard)", TAR)
     sentence, block = (str(part) for part in render_change(recommendation))
     assert sentence == f"<p><code>{TAR}</code> (about 1 GB a shard)</p>"
@@ -123,7 +123,7 @@ def test_the_page_has_the_commands_alone_to_copy() -> None:
         ),
     ],
 )
-def test_a_change_begins_with_a_capital_only_if_it_is_a_sentence(
+def test_only_a_sentence_is_capitalized(
     change: str, commands: tuple[str, ...], printed: str
 ) -> None:
     item = advice(change, *commands)

@@ -39,7 +39,7 @@ def names_of(*files: str) -> dict[str, str]:
     return code.build_file_names(dataclasses.replace(make_clean_report(), code=profile))
 
 
-def test_a_file_has_as_many_folders_as_tell_it_from_others() -> None:
+def test_file_names_show_the_shortest_unique_path() -> None:
     files = ("/a/b/train.py", "/a/b/x/utils.py", "/a/c/x/utils.py", "/a/c/y/utils.py")
     assert list(names_of(*files).values()) == [
         "train.py",
@@ -63,11 +63,11 @@ def test_a_file_has_as_many_folders_as_tell_it_from_others() -> None:
         ("", ""),
     ],
 )
-def test_a_library_is_named_from_its_package_on(file: str, name: str) -> None:
+def test_library_files_are_named_from_their_package(file: str, name: str) -> None:
     assert names_of(file) == {file: name}
 
 
-def test_paths_that_differ_only_far_up_are_shown_whole() -> None:
+def test_paths_differing_only_near_the_root_are_shown_in_full() -> None:
     deep = "/b/c/d/e/f/g/h/i/j/train.py"
     assert names_of("/x" + deep, "/y" + deep) == {
         "/x" + deep: "/x" + deep,
@@ -75,7 +75,7 @@ def test_paths_that_differ_only_far_up_are_shown_whole() -> None:
     }
 
 
-def test_a_place_without_line_file_or_function_says_so() -> None:
+def test_missing_file_line_or_function_is_shown_as_unknown() -> None:
     place = Place("", 0, "")
     assert code.format_place(place, {}) == "unknown file"
     assert code.format_function(place) == "unknown function"
@@ -102,7 +102,7 @@ def test_the_first_screen_names_the_busiest_line() -> None:
         assert "Busiest line" not in Terminal(80, full=False).render(without)
 
 
-def test_the_line_of_the_time_without_a_cause() -> None:
+def test_the_source_line_of_unattributed_time_is_shown() -> None:
     line = CodeLine(AUGMENT, RESIZE, 6 * S, 0.6, 0.0957, 60)
     profile = dataclasses.replace(PROFILE, unattributed=(line,))
     report = add_code_profile(make_storage_report(), (), profile)
@@ -123,13 +123,13 @@ def test_the_line_of_the_time_without_a_cause() -> None:
         assert not code.describe_unknown_where(add_code_profile(make_storage_report(), (), profile))
 
 
-def test_without_lines_nothing_is_said_about_code() -> None:
+def test_without_lines_the_report_has_no_code_section() -> None:
     report = add_code_profile(make_storage_report(), ())
     for text in (Terminal().render(report), Plain().render(report), Markdown().render(report)):
         assert "where:" not in text.lower() and " lines " not in text and " Where " not in text
 
 
-def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
+def test_compared_ranks_are_mentioned_with_the_lines() -> None:
     report = make_report_with_code()
     first = dataclasses.replace(report.findings[0], lines_compared=True, lines=LINES[1:])
     assert code.describe_where(report, first) == (
@@ -151,12 +151,12 @@ def test_the_peers_are_mentioned_where_lines_were_compared() -> None:
         (math.nan, 0.1, "an unknown share"),
     ],
 )
-def test_a_share_has_its_error(share: float, error: float, text: str) -> None:
+def test_line_shares_are_shown_with_their_error(share: float, error: float, text: str) -> None:
     line = CodeLine(MAIN, None, S, share, error, 1)
     assert code.format_line_share(line) == text
 
 
-def test_the_lines_stand_with_the_evidence() -> None:
+def test_source_lines_are_listed_with_the_evidence() -> None:
     text = Terminal(94).render(make_report_with_code())
     section = text.split("CAUSES IN FULL")[1].split("cpu-preprocess:")[0].splitlines()
     at = next(number for number, line in enumerate(section) if line.startswith("   lines "))
@@ -211,7 +211,7 @@ def test_lost_time_by_line_counts_every_stack_once() -> None:
     assert (totals.total_ns, totals.unknown_ns) == (10 * S, S)
 
 
-def test_a_stack_of_libraries_alone_counts_for_its_outermost_line() -> None:
+def test_a_library_only_stack_counts_for_its_outermost_line() -> None:
     profile = CodeProfile((RESIZE, OTHER_UTILS), (True, True), (StackTime("a", 0, (0, 1), 5, 1),))
     assert [line.place for line in code.sum_lines(profile).lines] == [RESIZE]
 
@@ -221,7 +221,7 @@ def table_lines(report: Report, top: int | None = None) -> list[str]:
     return [" ".join(row) for row in table.rows] + [table.rest]
 
 
-def test_the_table_by_line() -> None:
+def test_lost_time_by_line_is_shown_as_a_table() -> None:
     assert table_lines(make_report_with_code()) == [
         "train.py:42 7.00 s 70.0 % Images.augment storage-local",
         "data/utils.py:7 2.00 s 20.0 % collate storage-local",
@@ -243,7 +243,7 @@ def test_thirty_lines_are_shown_and_the_rest_counted() -> None:
     assert rows[29:] == ["t.py:30 1.00 s 2.5 % f a", "and 10 more lines with 10.00 s"]
 
 
-def test_a_report_without_stacks_says_why() -> None:
+def test_a_report_without_stacks_states_the_reason() -> None:
     assert table_lines(make_storage_report()) == ["no Python stacks were recorded"]
     profile = CodeProfile(why_missing="--stacks off was given")
     assert table_lines(add_code_profile(make_storage_report(), (), profile)) == [

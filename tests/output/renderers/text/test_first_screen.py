@@ -55,7 +55,7 @@ def test_no_sentence_has_more_than_25_words(name: str) -> None:
     assert [part for part in sentences if len(part.split()) > 25] == []
 
 
-def test_more_loss_without_a_cause_comes_first() -> None:
+def test_unattributed_loss_above_known_causes_is_listed_first() -> None:
     """3 s have a cause, 5 s have none: the ranking begins with what is not known."""
     report = make_storage_report()
     finding = replace(report.findings[0], lost_ns=3 * 10**9)
@@ -67,13 +67,13 @@ def test_more_loss_without_a_cause_comes_first() -> None:
     )
 
 
-def test_a_job_without_a_device_speaks_of_its_training_loop() -> None:
+def test_a_job_without_a_device_reports_training_loop_time() -> None:
     text = Terminal(80, full=False).render(ALL["upper-bound"]())
     assert "The training loop waited for 30.0 % of step time: 30.00 s of" in text
     assert [word for word in ("GPU time", "accelerator", "UPPER BOUND") if word in text] == []
 
 
-def test_ascii_has_no_blocks() -> None:
+def test_plain_letters_give_ascii_output() -> None:
     assert Terminal(80, full=False, plain_letters=True).render(ALL["storage"]()).isascii()
 
 
@@ -88,11 +88,11 @@ def test_ascii_has_no_blocks() -> None:
         (Evidence("feeding.user_cpu_ratio", 0.97, "ratio"), "feeding user cpu: 97.0 %"),
     ],
 )
-def test_evidence_is_said_without_the_name_of_its_metric(evidence: Evidence, words: str) -> None:
+def test_evidence_is_described_without_metric_names(evidence: Evidence, words: str) -> None:
     assert format_evidence_in_words(evidence) == words
 
 
-def test_a_section_is_printed_alone() -> None:
+def test_a_selected_section_is_printed_without_others() -> None:
     text = Terminal(80, section="ranks").render(ALL["storage"]())
     assert text.split()[0] == "RANKS"
     assert "LEDGER" not in text

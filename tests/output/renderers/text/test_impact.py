@@ -41,7 +41,7 @@ FULL = Impact(
 )
 
 
-def test_every_line() -> None:
+def test_impact_lines_match_the_expected_text() -> None:
     assert describe_impact(replace(make_clean_report(), impact=FULL)) == [
         "The steps took 1.7 min; with one cause fixed and all else unchanged, they would end",
         "storage-local: 20.00 s sooner (20.0 %; 95 %: 18.00 s to 22.00 s); lost 12.50 EUR, fixing"
@@ -57,7 +57,7 @@ def test_every_line() -> None:
     ]
 
 
-def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
+def test_unknown_impact_gives_a_reason_or_no_line() -> None:
     silent = replace(FULL, causes=(BUBBLE,), tokens_per_second=None, samples_per_second=None)
     silent = replace(silent, cost_per_million_tokens=None, efficiency_metrics=(), saved_ns=None)
     assert describe_impact(replace(make_clean_report(), impact=silent)) == [
@@ -68,13 +68,13 @@ def test_where_nothing_can_be_reported_there_is_a_reason_or_no_line() -> None:
     assert describe_impact(make_clean_report()) == []
 
 
-def test_names_from_outside_are_made_safe() -> None:
+def test_external_names_are_escaped() -> None:
     hostile = replace(FULL, currency="\x1b[31m€\u202e", causes=(replace(STORAGE, cause="\x07x"),))
     text = Plain().render(replace(make_clean_report(), impact=hostile))
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
 
 
-def test_the_document_is_as_the_schema_says() -> None:
+def test_the_impact_document_matches_the_schema() -> None:
     folder = Path(clusterprof.output.renderers.__file__).parent / "schema"
     schema = json.loads((folder / "report.schema.json").read_text(encoding="utf-8"))
     value = build_document(replace(make_clean_report(), impact=FULL))

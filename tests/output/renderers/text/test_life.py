@@ -38,7 +38,7 @@ def make_report(life: Life | None = LIFE) -> Report:
     return replace(make_storage_report(), life=life)
 
 
-def test_the_parts_are_rows_with_shares_and_bars_that_follow_each_other() -> None:
+def test_job_phases_are_rows_with_shares_and_consecutive_bars() -> None:
     parts, attempts = build_life_tables(make_report(), bars=True)
     assert parts.rows == (
         ("in the queue", "not known", "", ""),
@@ -59,7 +59,7 @@ def test_the_parts_are_rows_with_shares_and_bars_that_follow_each_other() -> Non
     ]
 
 
-def test_without_a_life_there_is_the_reason_or_nothing() -> None:
+def test_a_missing_job_life_gives_a_reason_or_no_section() -> None:
     missing = Life(0, 0, 0, 0, (), (), "recordings of different jobs were given")
     assert describe_life(make_report(missing)) == [
         "The life of the job is not known: recordings of different jobs were given."
@@ -69,7 +69,7 @@ def test_without_a_life_there_is_the_reason_or_nothing() -> None:
     assert "LIFE" not in Terminal().render(make_report(None))
 
 
-def test_every_output_has_the_same_numbers() -> None:
+def test_every_output_shows_the_same_job_life_numbers() -> None:
     report = make_report()
     outputs = (Terminal(), Plain(), Markdown(), Html())
     for text in (output.render(report) for output in outputs):

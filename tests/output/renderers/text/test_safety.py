@@ -36,16 +36,16 @@ from tests.support.hostile_names import HOSTILE
         ("x ##[error]y", "x ## [error]y"),
     ],
 )
-def test_what_is_unsafe_is_spelled_out(text: str, safe: str) -> None:
+def test_unsafe_characters_are_escaped_visibly(text: str, safe: str) -> None:
     assert escape_text(text) == safe
 
 
-def test_the_corpus_is_as_large_as_promised() -> None:
+def test_the_corpus_has_at_least_300_strings() -> None:
     assert len(HOSTILE) >= 300
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_no_character_of_the_corpus_controls_anything(text: str) -> None:
+def test_escaped_corpus_strings_contain_no_control_characters(text: str) -> None:
     shown = escape_text(text)
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert [c for c in shown if unicodedata.category(c) in unsafe] == []
@@ -54,7 +54,7 @@ def test_no_character_of_the_corpus_controls_anything(text: str) -> None:
     shown.encode("utf-8")  # a lone surrogate would raise
 
 
-def test_every_character_there_is_comes_out_harmless() -> None:
+def test_every_unicode_character_is_escaped_safely() -> None:
     everything = escape_text("".join(map(chr, range(0x110000))), 10**8)
     unsafe = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert {c for c in set(everything) if unicodedata.category(c) in unsafe} == set()
@@ -65,7 +65,7 @@ def test_a_long_text_ends_with_an_ellipsis() -> None:
     assert escape_text("abcde", 5) == "abcde"
 
 
-def test_a_wide_letter_takes_two_columns_and_a_mark_none() -> None:
+def test_wide_letters_count_two_columns_and_combining_marks_none() -> None:
     assert [count_columns("ab"), count_columns("漢字"), count_columns("e\u0301")] == [2, 4, 1]
     assert (
         fit_to_width("漢字漢字", 6) == "漢字… "
@@ -73,14 +73,14 @@ def test_a_wide_letter_takes_two_columns_and_a_mark_none() -> None:
     assert fit_to_width("ab", 4) == "ab  "
 
 
-def test_wrapping_keeps_the_width_whatever_comes() -> None:
+def test_wrapping_keeps_the_width_for_any_text() -> None:
     assert wrap_text("aaa bbb ccc", 7) == ["aaa bbb", "ccc"]
     assert wrap_text("abcdefghij k", 4, "  ") == ["  abcd", "  efgh", "  ij k"]
     for text in HOSTILE:
         assert all(count_columns(line) <= 20 for line in wrap_text(escape_text(text, 6000), 20))
 
 
-def test_no_broken_line_becomes_a_command_of_a_runner() -> None:
+def test_wrapped_lines_never_become_ci_workflow_commands() -> None:
     assert wrap_text(escape_text("aaaa ::error::x"), 12) == ["aaaa :", ":error::x"]
     assert wrap_text(escape_text("aaaa::b"), 4) == ["aaa", "a::b"]  # not aaaa and ::b
     assert wrap_text(escape_text(":" * 9), 4) == [": :", ": :", ": :", ": :", ":"]
@@ -97,5 +97,5 @@ def test_no_broken_line_becomes_a_command_of_a_runner() -> None:
         ("snake_case `x`", "snake&#95;case &#96;x&#96;"),
     ],
 )
-def test_markdown_shows_it_literally(text: str, shown: str) -> None:
+def test_markdown_shows_escaped_text_literally(text: str, shown: str) -> None:
     assert escape_markdown(text) == shown

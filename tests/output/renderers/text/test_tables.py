@@ -55,7 +55,7 @@ def check(ledger: Ledger) -> int:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_printed_digits_sum_up(name: str) -> None:
+def test_printed_amounts_sum_exactly(name: str) -> None:
     report = ALL[name]()
     sums = 4 if report.outside_buckets else 3  # observed, outside, in steps, lost
     # of more ranks than they can hold the outputs show few
@@ -69,7 +69,7 @@ def test_printed_digits_sum_up(name: str) -> None:
         assert check(parse(renderer.render(report))) == columns * sums, renderer.name
 
 
-def test_a_wrong_digit_would_be_found() -> None:
+def test_the_sum_check_detects_a_wrong_digit() -> None:
     ledger = from_terminal(Terminal().render(ALL["storage"]()))
     wrong = [
         (depth, label, [amount + (label == "lost") for amount in amounts])

@@ -22,14 +22,14 @@ def chiefly(*lost: tuple[str, int], rank: int | None = 0, waits: tuple[Wait, ...
     return table.rows[0][-1]
 
 
-def test_what_was_lost_in_the_step_beside_waiting_is_what_it_was_waited_for() -> None:
+def test_a_slow_step_names_its_cause_and_the_awaited_rank() -> None:
     lost = (WAITING_FOR_RANKS, 6 * S), (UNATTRIBUTED, 2 * S), ("storage-local", 2 * S)
     assert chiefly(*lost) == "storage-local: waiting for rank 0"
     assert chiefly(*lost, rank=None) == "waiting for other ranks, mainly late for storage-local"
     assert chiefly(("storage-local", 3 * S), (WAITING_FOR_RANKS, S)) == "storage-local"
 
 
-def test_a_wait_of_the_step_that_was_kept_says_it_better() -> None:
+def test_a_recorded_wait_of_the_step_sets_its_cause() -> None:
     waits = (
         Wait(205 * S, 2 * S, 1, 0, "cpu-throttled", 17),
         Wait(205 * S, 1 * S, 1, 0, "launch-bound", 17),
@@ -40,7 +40,7 @@ def test_a_wait_of_the_step_that_was_kept_says_it_better() -> None:
     assert chiefly(*lost, waits=waits) == "cpu-throttled: waiting for rank 0"
 
 
-def test_else_it_is_what_the_last_to_come_caused_most_of_or_only_who_it_was() -> None:
+def test_without_a_recorded_wait_the_last_rank_is_named() -> None:
     assert (
         chiefly((WAITING_FOR_RANKS, 9 * S), ("cpu-gc", S // 2))
         == "storage-object: waiting for rank 0"

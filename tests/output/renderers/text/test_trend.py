@@ -53,14 +53,14 @@ SERIES: dict[str, tuple[list[int], str]] = {
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_a_series_is_called_what_it_looks_like(name: str) -> None:
+def test_trend_kinds_match_the_series(name: str) -> None:
     percents, words = SERIES[name]
     trend = detect_trend(over(percents))
     assert trend is not None and describe_trend(trend) == words
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
+def test_the_trend_below_the_bars_matches_their_heights(name: str) -> None:
     report = over(SERIES[name][0])
     trend = detect_trend(report)
     assert trend is not None
@@ -76,14 +76,14 @@ def test_the_word_below_the_bars_is_that_of_the_bars(name: str) -> None:
         assert max(inner) - min(inner) >= 2
 
 
-def test_noise_does_not_make_a_course_of_what_is_even() -> None:
+def test_noise_around_an_even_level_is_a_steady_trend() -> None:
     dice = random.Random(7)
     for _ in range(50):
         trend = detect_trend(over([20 + dice.randint(-4, 4) for _ in range(24)]))
         assert trend is not None and trend.kind == "steady"
 
 
-def test_parts_outside_steps_and_short_runs_say_nothing() -> None:
+def test_time_outside_steps_and_short_runs_give_no_trend() -> None:
     begun = over([0, 0] + [30] * 22, in_step=[0, 10] + [100] * 22)
     trend = detect_trend(begun)
     assert trend is not None and (trend.kind, trend.start_ns) == ("steady", 2 * S)
@@ -91,7 +91,7 @@ def test_parts_outside_steps_and_short_runs_say_nothing() -> None:
     assert detect_trend(make_storage_report()) is None
 
 
-def test_a_run_of_milliseconds_has_bars_and_times_in_milliseconds() -> None:
+def test_a_very_short_run_shows_bars_and_times_in_milliseconds() -> None:
     report = over([2] * 8 + [40] * 16, each_ns=400_000)  # 9.6 ms
     trend = detect_trend(report)
     assert trend is not None and summarize_trend(trend) == "from 3.2 ms on"

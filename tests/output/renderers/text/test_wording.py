@@ -57,7 +57,7 @@ def test_a_small_loss_without_a_cause_is_not_the_verdict(
     assert ("Try next" in labels) == (idle_ms == 6)  # little in small parts needs no advice
 
 
-def test_the_function_that_the_host_was_in_is_named_without_control_characters() -> None:
+def test_the_host_function_is_named_without_control_characters() -> None:
     named = wording.describe_unattributed_reason("on-host:aten::mul\x1b[31m")
     assert named.startswith("the host was in aten::mul")
     assert named.endswith(", which launched nothing") and "\x1b" not in named

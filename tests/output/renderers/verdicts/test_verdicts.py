@@ -76,20 +76,20 @@ def test_junit_has_a_test_for_every_rule() -> None:
     }
 
 
-def test_an_undecided_rule_is_skipped_where_it_is_let_through() -> None:
+def test_an_accepted_undecided_rule_is_skipped_in_junit() -> None:
     lenient = Policy(on_inconclusive="warn")
     root = Tree.fromstring(render_junit(failed(None, "gpu.sm_active >= 50%", policy=lenient)))
     assert (root.get("failures"), root.get("skipped")) == ("0", "1")
 
 
-def test_junit_of_a_change_has_its_interval() -> None:
+def test_junit_properties_of_a_change_include_its_interval() -> None:
     (case,) = Tree.fromstring(render_junit(changed())).iter("testcase")
     values = {part.get("name"): part.get("value") for part in case.iter("property")}
     assert {"baseline", "change", "change_low", "change_high", "found_from", "steps"} <= set(values)
     assert float(values["change_low"] or 0) < float(values["change"] or 0)
 
 
-def test_annotations_of_github() -> None:
+def test_github_annotations_match_the_expected_text() -> None:
     assert format_workflow_commands(failed()).splitlines() == [
         "::error title=clusterprof gate%3A gpu.busy_ratio::gpu.busy_ratio >= 70.0 %25: fail:"
         " is 61.0 %25",
@@ -108,7 +108,7 @@ def test_github_gets_ten_annotations_at_most(count: int, lines: int) -> None:
     assert (count > 10) == stated[-1].endswith(f"{count - 9} more rules: see the log")
 
 
-def test_a_summary_is_cut_with_a_notice() -> None:
+def test_a_long_summary_is_truncated_with_a_notice() -> None:
     text = "a line of é\n" * 100_000
     cut = trim_step_summary(text)
     assert len(cut.encode()) <= MAX_SUMMARY_BYTES < len(text.encode())
@@ -118,7 +118,7 @@ def test_a_summary_is_cut_with_a_notice() -> None:
     assert trim_step_summary("short\n", MAX_SUMMARY_BYTES - 5) == ""
 
 
-def test_metrics_of_gitlab() -> None:
+def test_gitlab_metrics_match_the_expected_text() -> None:
     report = make_storage_report()
     assert render_gitlab_metrics(report, failed()) == (
         "# TYPE clusterprof_gpu_busy_ratio gauge\nclusterprof_gpu_busy_ratio 0.6103\n"
@@ -145,11 +145,11 @@ def test_metrics_of_gitlab() -> None:
         (12.3456, "12.35"),
     ],
 )
-def test_numbers_are_rounded_the_same_way(value: float, text: str) -> None:
+def test_numbers_are_rounded_to_a_fixed_format(value: float, text: str) -> None:
     assert format_rounded(value) == text
 
 
-def test_a_comment_for_a_pull_request() -> None:
+def test_the_pull_request_comment_matches_the_expected_text() -> None:
     text = render_verdict_markdown(failed(), make_storage_report())
     lines = text.splitlines()
     marker = "<!-- clusterprof:gate -->"
@@ -160,14 +160,14 @@ def test_a_comment_for_a_pull_request() -> None:
     assert lines[-4] == "**39.0 % of the time in steps was lost**, most of it to:"
 
 
-def test_one_line_for_a_job() -> None:
+def test_the_job_comment_is_a_single_line() -> None:
     assert format_job_comment(failed(), make_storage_report()) == (
         "clusterprof: FAILED, 4 rules (gpu.busy_ratio, step.p95_ns); busy 61%; lost 39%,"
         " most storage-local 34% (node-a vda)"
     )
 
 
-def test_json_is_one_document() -> None:
+def test_the_json_verdict_is_a_single_document() -> None:
     document = json.loads(render_verdict_json(changed()))
     assert (document["format"], document["outcome"], document["exit_code"]) == (
         "clusterprof-gate",
@@ -207,7 +207,7 @@ RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_hostile_names_do_nothing_anywhere(part: int) -> None:
+def test_hostile_names_are_escaped_in_every_verdict_format(part: int) -> None:
     for text in HOSTILE[part::4]:
         verdict, report = hostile(text)
         outputs = {

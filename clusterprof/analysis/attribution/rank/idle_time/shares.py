@@ -23,6 +23,9 @@ in which its host launches, and the device is busy until its queue is empty.
     host     launch 20 | wait 80          work of 50 per step
     device   busy 50       | idle 50      launching: 0, waiting: 50 / 80
 
+If a queue predicts the windows of the first minute better than the shares do, it is followed
+itself (`queue`); in jobs of several ranks the shares become the means of what it predicts.
+
 Two things are known beforehand. A host waits for its device only as long as that works, so a marked
 wait has no share, unless the device copies much: it is idle then, and its host waits. And once such
 a wait is over the queue is empty: the idle time of a sleeping thread is placed after it, as far as
@@ -45,18 +48,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
+from clusterprof.analysis.attribution.rank.idle_time.queue import (
+    ASLEEP,
+    DeviceQueue,
+    LaunchRows,
+    compute_launched_steps,
+    follow_queue,
+    place_sleep,
+    separate_sleep,
+)
 from clusterprof.analysis.timeline.model import (
     PHASE_CHECKPOINT,
     PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_COPY,
     PHASE_DATA_WAIT,
-    PHASE_EVAL,
     PHASE_GC,
     PHASE_H2D,
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_LOCK,
-    PHASE_NONE,
     PHASE_STARTUP,
     PHASE_SYNC,
     Float,
@@ -64,12 +74,12 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.util.statistics import solve_within_bounds
 
-_ASLEEP = max(FILL_ORDER) + 1
-"""The part of PHASE_COMPUTE in which the main thread slept."""
-PHASES = _ASLEEP + 1
+PHASES = ASLEEP + 1
 MIN_WINDOWS = 16
 """Number of windows before shares are estimated."""
 _UPDATE_INTERVAL = 1024
+_MIN_GAIN_RATIO = 0.5
+"""Shares of a queue are given up if the squared differences become this small a part."""
 _MIN_VARIANCE = 0.01
 """Least variance of a share: the difference of a window must fit somewhere."""
 _ROUNDING = 0.02
@@ -79,13 +89,9 @@ _RIDGE = 1e-3
 """Least weight of what is assumed of a phase, for phases that windows do not distinguish."""
 _ASSUMED_DEVIATION = 0.1
 """Standard deviation of what is assumed. It weighs more, the worse shares describe the windows."""
-_LAUNCHING = (PHASE_COMPUTE, PHASE_HIDDEN_COLLECTIVE, PHASE_EVAL, PHASE_NONE)
-"""Phases in which the host launches work."""
 _MIN_SPREAD, _MAX_SPREADS = 0.05, 3.0
 """A window that differs by more spreads than this is of another kind."""
 _LEARNING_ROUNDS, _MEDIAN_OF_NORMAL = 4, 0.6745
-_MIN_LAUNCHING_RATIO = 0.25
-"""A step launches for at least this part of the median time: others are cut by the recording."""
 _ASSUMED = {
     PHASE_STARTUP: 1.0,
     PHASE_CHECKPOINT: 1.0,
@@ -117,6 +123,8 @@ class PhaseShares:
     """Idle share of each phase as of the last update; empty = not known yet."""
     assumed: tuple[float, ...] = ()
     """Idle share of each phase by the queue, NaN where it says nothing; empty = not known yet."""
+    from_queue: bool = False
+    """True if the shares are the means of what a queue of the device predicts."""
     spread: float = 1.0
     """Usual difference of a window's idle part from its expectation."""
     copying: bool = False
@@ -158,30 +166,16 @@ def allocate_by_shares(
         at = until
     first_ns = np.zeros(room_ns.size)
     if drained is not None and drained.any():
-        first_ns = _place_sleep(window, room_ns, amounts_ns[:, _ASLEEP], drained)
+        first_ns = place_sleep(window, room_ns, amounts_ns[:, ASLEEP], drained)
         amounts_ns[:, PHASE_COMPUTE] -= np.bincount(window, first_ns, minlength=idle_ns.size)
         in_cell_ns = in_cell_ns - np.bincount(cell, first_ns, minlength=in_cell_ns.size)
-    amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, _ASLEEP]
+    amounts_ns[:, PHASE_COMPUTE] += amounts_ns[:, ASLEEP]
     # Within a phase by length; what rounding leaves, and windows before any share is known, go on.
     ratio = np.maximum(amounts_ns.ravel(), 0.0) / np.maximum(in_cell_ns, 1.0)
     placed_ns = first_ns + (room_ns - first_ns) * ratio[cell]
     out = np.minimum(np.floor(placed_ns).astype(np.int64), room_ns)
     left_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, left_ns, FILL_ORDER), known
-
-
-def _place_sleep(
-    window: Int, room_ns: Int, asleep_idle_ns: Float, drained: NDArray[np.bool_]
-) -> Float:
-    """Place the idle time of a sleeping thread where the queue was empty: float64[n], ns.
-
-    A thread that sleeps launches nothing, so a device without work stays idle until it wakes.
-    asleep_idle_ns: float64[windows].
-    """
-    open_ns = np.where(drained, room_ns, 0)
-    in_window_ns = np.bincount(window, open_ns, minlength=asleep_idle_ns.size)
-    ratio = np.minimum(asleep_idle_ns / np.maximum(in_window_ns, 1.0), 1.0)
-    return np.asarray(open_ns * ratio[window], np.float64)
 
 
 def learn_shares(
@@ -198,10 +192,8 @@ def learn_shares(
 
     As `allocate_by_shares`; step: int64[n], number of steps begun. copying: as in `PhaseShares`.
     """
-    rows = phase, room_ns, step
-    if asleep_ns is not None:
-        rows = _separate_sleep(window, *rows, asleep_ns, drained)
-    assumed = assume_queue(*rows, int(idle_ns.sum()))
+    rows = separate_sleep(LaunchRows(window, phase, room_ns, step), asleep_ns, drained)
+    assumed = assume_queue(rows, int(idle_ns.sum()))
     if idle_ns.size < MIN_WINDOWS:
         return PhaseShares(assumed=assumed, copying=copying)
     parts_ns, _, _ = _sum_parts(window, phase, room_ns, idle_ns.size, asleep_ns)
@@ -223,30 +215,17 @@ def learn_shares(
     return update_shares(known)
 
 
-def _separate_sleep(
-    window: Int,
-    phase: Int,
-    room_ns: Int,
-    step: Int,
-    asleep_ns: Int,
-    drained: NDArray[np.bool_] | None,
-) -> tuple[Int, Int, Int]:
-    """Divide each row of PHASE_COMPUTE into launching and sleep: phase, ns and step, int64[3 n].
+def predict_by_shares(
+    rows: tuple[Int, Int, Int], windows: int, asleep_ns: Int | None, known: PhaseShares
+) -> Float:
+    """Predict the idle time of each window from its phases: float64[windows], ns.
 
-    Sleep lies where the queue was empty, as far as there is room, and comes first there. The rest
-    is spread over the other rows: when in a row is not known, so half of the launching comes before
-    it. If all of it came before, a short wait for data that follows would be idle in full.
+    rows: window, phase and length, ns.
     """
-    compute = phase == PHASE_COMPUTE
-    first = compute & drained if drained is not None else np.zeros(phase.size, np.bool_)
-    sleep_ns = _place_sleep(window, room_ns, asleep_ns.astype(np.float64), first)
-    left_ns = asleep_ns - np.bincount(window, sleep_ns, minlength=asleep_ns.size)
-    sleep_ns += _place_sleep(window, room_ns, np.maximum(left_ns, 0.0), compute & ~first)
-    sleep_ns = np.rint(sleep_ns).astype(np.int64)
-    before_ns = np.where(first, 0, (room_ns - sleep_ns) // 2)
-    parts_ns = np.stack([before_ns, sleep_ns, room_ns - sleep_ns - before_ns], axis=1)
-    phases = np.stack([phase, np.full(phase.size, _ASLEEP), phase], axis=1)
-    return phases.ravel(), parts_ns.ravel(), np.repeat(step, 3)
+    if not known.shares:
+        return np.full(windows, np.nan)
+    parts_ns, _, _ = _sum_parts(*rows, windows, asleep_ns)
+    return np.asarray(parts_ns @ np.array(known.shares), np.float64)
 
 
 def _sum_parts(
@@ -260,8 +239,8 @@ def _sum_parts(
     in_cell_ns: Float = np.bincount(cell, room_ns, minlength=windows * PHASES).astype(np.float64)
     parts_ns = in_cell_ns.reshape(-1, PHASES).copy()
     if asleep_ns is not None:
-        parts_ns[:, _ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])
-        parts_ns[:, PHASE_COMPUTE] -= parts_ns[:, _ASLEEP]
+        parts_ns[:, ASLEEP] = np.minimum(asleep_ns, parts_ns[:, PHASE_COMPUTE])
+        parts_ns[:, PHASE_COMPUTE] -= parts_ns[:, ASLEEP]
     return parts_ns, cell, in_cell_ns
 
 
@@ -302,35 +281,63 @@ def _add_windows(known: PhaseShares, parts: Float, idle: Float) -> PhaseShares:
 
 
 def update_shares(known: PhaseShares) -> PhaseShares:
-    """Solve the equations as they are now, if enough windows were seen."""
+    """Solve the equations as they are now, if enough windows were seen.
+
+    Shares of a queue stay, unless others describe the windows far better.
+    """
     if known.windows < MIN_WINDOWS:
         return known
-    return replace(known, shares=tuple(solve_shares(known).tolist()))
+    solved = solve_shares(known)
+    if known.from_queue:
+        is_better = _sum_squares(known, solved) < _MIN_GAIN_RATIO * _sum_squares(
+            known, np.array(known.shares)
+        )
+        if not is_better:
+            return known
+    return replace(known, shares=tuple(solved.tolist()), from_queue=False)
 
 
-def assume_queue(phase: Int, room_ns: Int, step: Int, idle_ns: int) -> tuple[float, ...]:
+def _sum_squares(known: PhaseShares, shares: Float) -> float:
+    """Sum the squared differences of all windows so far to their expectation by the shares."""
+    products = np.reshape(known.products, (PHASES, PHASES))
+    return known.idle_squares + float(
+        shares @ (products @ shares - 2 * np.array(known.idle_products))
+    )
+
+
+def follow_shares_of_queue(known: PhaseShares, rows: LaunchRows, queue: DeviceQueue) -> PhaseShares:
+    """Replace the shares by those that a queue of the device predicts, if it is followed."""
+    if not queue.work_ns:
+        return known
+    launched_steps, _ = compute_launched_steps(rows)
+    predicted_ns, _ = follow_queue(launched_steps, rows.length_ns, queue.work_ns)
+    shares = _compute_mean_shares(rows, predicted_ns)
+    filled = np.where(np.isnan(shares), known.shares, shares)
+    return replace(known, shares=tuple(filled.tolist()), from_queue=True)
+
+
+def _compute_mean_shares(rows: LaunchRows, idle_ns: Int) -> Float:
+    """Compute the idle share of each phase, NaN for phases that did not occur."""
+    idle = np.bincount(rows.phase, idle_ns, minlength=PHASES)
+    room = np.bincount(rows.phase, rows.length_ns, minlength=PHASES)
+    return np.divide(idle, room, out=np.full(PHASES, np.nan), where=room > 0)
+
+
+def assume_queue(rows: LaunchRows, idle_ns: int) -> tuple[float, ...]:
     """Compute the idle share of each phase if the device works off a queue; NaN = unknown.
 
-    Each step launches the same amount of work. phase, room_ns: int64[n], in order of time. step:
-    int64[n], number of steps begun. idle_ns: of all rows.
+    idle_ns: of all rows.
     """
-    if not phase.size:
+    if not rows.phase.size:
         return ()
-    launching = np.where(np.isin(phase, _LAUNCHING), room_ns, 0)
-    step = step - step[0]
-    in_step = np.bincount(step, launching)
-    busy_ns = int(room_ns.sum()) - idle_ns
-    if not in_step.any() or busy_ns <= 0:
+    launched_steps, _ = compute_launched_steps(rows)
+    busy_ns = int(rows.length_ns.sum()) - idle_ns
+    if not launched_steps.any() or busy_ns <= 0:
         return (np.nan,) * PHASES
-    usual = float(np.median(in_step[in_step > 0]))
-    launched = launching / np.maximum(in_step, _MIN_LAUNCHING_RATIO * usual)[step]
-    # The device is idle for as long as work done would exceed work launched.
-    ahead_ns = np.cumsum(launched * (busy_ns / launched.sum()) - room_ns)
-    idle_before = -np.minimum(np.minimum.accumulate(np.append(0.0, ahead_ns)), 0.0)
-    idle = np.bincount(phase, np.diff(idle_before), minlength=PHASES)
-    room = np.bincount(phase, room_ns, minlength=PHASES)
-    shares = np.divide(idle, room, out=np.full(PHASES, np.nan), where=room > 0)
-    shares[_ASLEEP] = 1.0
+    work_ns = round(busy_ns / float(launched_steps.sum()))
+    predicted_ns, _ = follow_queue(launched_steps, rows.length_ns, work_ns)
+    shares = _compute_mean_shares(rows, predicted_ns)
+    shares[ASLEEP] = 1.0
     return tuple(shares.tolist())
 
 

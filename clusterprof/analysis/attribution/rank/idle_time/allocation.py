@@ -19,18 +19,44 @@ last equally long for all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.attribution.rank.chunk_boundary import LOOKAHEAD_NS, get_spans
-from clusterprof.analysis.attribution.rank.device_activity import DeviceActivity, DeviceWindows
+from clusterprof.analysis.attribution.rank.device_activity import (
+    DeviceActivity,
+    DeviceWindows,
+    trim_windows,
+)
 from clusterprof.analysis.attribution.rank.host_phases import (
     FILL_ORDER,
     HostPhases,
     allocate_by_phase,
+    split_host_phases,
 )
-from clusterprof.analysis.attribution.rank.phase_shares import PhaseShares, allocate_by_shares
+from clusterprof.analysis.attribution.rank.idle_time.queue import (
+    DeviceQueue,
+    LaunchRows,
+    OpenStep,
+    compute_launched_steps,
+    fit_to_windows,
+    learn_queue,
+    measure_launching,
+    predict_by_queue,
+    separate_sleep,
+    spread_over_operations,
+)
+from clusterprof.analysis.attribution.rank.idle_time.shares import (
+    PhaseShares,
+    allocate_by_shares,
+    follow_shares_of_queue,
+    learn_shares,
+    predict_by_shares,
+)
+from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers
 from clusterprof.analysis.timeline.device_sync import (
     find_drained_rows,
     measure_increase_outside_waits,
@@ -45,6 +71,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_H2D,
     PHASE_LOCK,
     PHASE_SYNC,
+    Float,
     Int,
     Rank,
 )
@@ -79,12 +106,12 @@ def allocate_idle_time(
     room_ns: Int,
     idle_ns: Int,
     activity: DeviceActivity,
-) -> tuple[Int, PhaseShares]:
+) -> tuple[Int, DeviceActivity]:
     """Allocate the idle time of each window to the rows in it: int64[n], ns, at most the room.
 
     all_windows: includes the windows before and after those of the segment. room_ns:
     int64[n], upper limit per row. idle_ns: int64[windows]. activity: has the idle share of each
-    phase so far; its update is returned too.
+    phase so far, and the queue of the device; its update is returned too.
     """
     known = activity.phase_shares
     learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
@@ -92,24 +119,147 @@ def allocate_idle_time(
     asleep_ns = measure_unknown_sleep(rank, phases, windows)
     (rows,) = IS_STARVING[phase].nonzero()
     drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, phase == PHASE_COMPUTE)
-    more = (known, asleep_ns, learned, drained)
-    if not rows.size:
-        return allocate_by_shares(window, phase, room_ns, idle_ns, *more)
-    starving = phases.rows(rows)
-    start_ns, end_ns = _find_launch_gaps(rank, starving)
     begins = np.zeros(phase.size, np.bool_)
-    begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
+    if rows.size:
+        starving = phases.rows(rows)
+        start_ns, end_ns = _find_launch_gaps(rank, starving)
+        begins[rows] = _has_queued_work(end_ns, starving, all_windows, windows)
     open_ns = np.where(begins, 0, room_ns)
+    more = (known, asleep_ns, learned, drained)
     idle, known = allocate_by_shares(window, phase, open_ns, idle_ns, *more)
+    predicted_ns = _predict_whole_windows(
+        phases, windows, room_ns, idle_ns, asleep_ns, activity.phase_shares
+    )
+    followed, queue = _predict_by_queue(
+        rank, phases, all_windows, windows, predicted_ns, (asleep_ns, drained), activity
+    )
+    by_queue = ~np.isnan(followed)
+    if by_queue.any():
+        fitted = fit_to_windows(window, phase, open_ns, np.nan_to_num(followed), idle_ns)
+        idle = np.where(by_queue, fitted, idle)
     if begins.any():
         left = idle_ns - np.bincount(window, idle, minlength=idle_ns.size).astype(np.int64)
         if left.any():  # there is no other place for it
             idle += allocate_by_phase(window, phase, room_ns - idle, left, FILL_ORDER)
-    room_ns = np.where(begins, idle, room_ns)
-    idle[rows] = allocate_by_wait_age(
-        window[rows], starving.end_ns - start_ns, room_ns[rows], idle[rows]
+    aged = rows[~by_queue[rows]]
+    if aged.size:
+        room_ns = np.where(begins, idle, room_ns)
+        chosen = ~by_queue[rows]
+        idle[aged] = allocate_by_wait_age(
+            window[aged], (starving.end_ns - start_ns)[chosen], room_ns[aged], idle[aged]
+        )
+    return idle, replace(activity, phase_shares=known, queue=queue)
+
+
+def learn_idle_time(
+    rank: Rank,
+    phases: HostPhases,
+    windows: DeviceWindows,
+    room_ns: Int,
+    idle_ns: Int,
+    activity: DeviceActivity,
+) -> DeviceActivity:
+    """Learn the idle shares of phases, and the queue of the device, from the first windows.
+
+    room_ns, idle_ns: as in `allocate_idle_time`.
+    """
+    window, phase = phases.window, phases.phase
+    if not window.size:
+        return activity
+    asleep_ns = measure_unknown_sleep(rank, phases, windows)
+    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, phase == PHASE_COMPUTE)
+    copying = is_copying(rank, int(phases.start_ns[0]), int(phases.end_ns[-1]))
+    sleep = asleep_ns, drained
+    shares = learn_shares(window, phase, room_ns, idle_ns, phases.steps_begun, *sleep, copying)
+    activity = replace(activity, phase_shares=shares)
+    if not (rank.marked and shares.shares):
+        return activity
+    launches = separate_sleep(_read_launch_rows(phases), *sleep)
+    predicted_ns = _predict_whole_windows(phases, windows, room_ns, idle_ns, asleep_ns, shares)
+    queue = learn_queue(launches, windows.idle_ns, predicted_ns)
+    if not has_peers(rank):
+        return replace(activity, queue=queue)
+    # Ranks wait for what a late rank lost. If that lay where its queue was empty, a delay that its
+    # own queue hid would count as work. So it lies in all waits of a kind alike.
+    return replace(activity, phase_shares=follow_shares_of_queue(shares, launches, queue))
+
+
+def _read_launch_rows(phases: HostPhases) -> LaunchRows:
+    length_ns = phases.end_ns - phases.start_ns
+    return LaunchRows(phases.window, phases.phase, length_ns, phases.steps_begun)
+
+
+def _predict_whole_windows(
+    phases: HostPhases,
+    windows: DeviceWindows,
+    room_ns: Int,
+    idle_ns: Int,
+    asleep_ns: Int | None,
+    known: PhaseShares,
+) -> Float:
+    """Predict the idle time of each window by the shares, and add what stream events measured."""
+    rows = phases.window, phases.phase, room_ns
+    return predict_by_shares(rows, idle_ns.size, asleep_ns, known) + (windows.idle_ns - idle_ns)
+
+
+def _predict_by_queue(
+    rank: Rank,
+    phases: HostPhases,
+    all_windows: DeviceWindows,
+    windows: DeviceWindows,
+    shares_idle_ns: Float,
+    sleep: tuple[Int | None, NDArray[np.bool_]],
+    activity: DeviceActivity,
+) -> tuple[Float, DeviceQueue]:
+    """Predict the idle time of each row by the queue: float64[n], ns, NaN where it is not followed.
+
+    shares_idle_ns: float64[windows], as predicted by the shares. sleep: of the main thread in each
+    window, and the rows that begin with an empty queue.
+    """
+    queue, steps = activity.queue, get_spans(rank, layout.STEP)
+    if not queue.work_ns or steps is None or not phases.window.size:
+        return np.full(phases.window.size, np.nan), queue
+    learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
+    rows = separate_sleep(_read_launch_rows(phases), *sleep)
+    step_ns = steps.start_ns[np.maximum(phases.steps_begun[[0, -1]] - 1, 0)]
+    is_open = queue.open_step is not None and queue.open_step.start_ns == step_ns[0]
+    before_ns = queue.open_step.launching_ns if is_open and queue.open_step else 0
+    end_ns = int(phases.end_ns[-1])
+    after_ns = _measure_launching_after(rank, all_windows, steps.start_ns, end_ns)
+    in_step_ns = int(measure_launching(rows)[rows.step == rows.step[-1]].sum())
+    in_step_ns += before_ns if step_ns[0] == step_ns[1] else 0
+    if after_ns is None:  # the end of the step is not recorded yet
+        after_ns = max(queue.usual_ns - in_step_ns, 0)
+    launched_steps, _ = compute_launched_steps(rows, before_ns, after_ns, queue.usual_ns)
+    predicted_ns, queue = predict_by_queue(
+        rows, launched_steps, windows.idle_ns, shares_idle_ns, queue, learned
     )
-    return idle, known
+    open_step = OpenStep(int(step_ns[1]), in_step_ns)
+    in_row_ns = predicted_ns.reshape(phases.window.size, -1).sum(axis=1)
+    length_ns = phases.end_ns - phases.start_ns
+    in_row_ns = spread_over_operations(phases.window, phases.phase, length_ns, in_row_ns)
+    return in_row_ns, replace(queue, open_step=open_step)
+
+
+def _measure_launching_after(
+    rank: Rank, all_windows: DeviceWindows, starts_ns: Int, end_ns: int
+) -> int | None:
+    """Measure for how long a step launches after the end of a segment, ns; None if it is open."""
+    row = int(np.searchsorted(starts_ns, end_ns))
+    if row == starts_ns.size:
+        return None
+    until_ns = int(starts_ns[row])
+    if until_ns == end_ns:
+        return 0
+    windows = trim_windows(all_windows, end_ns, until_ns)
+    phases = split_host_phases(rank, end_ns, until_ns, (windows.start_ns, windows.end_ns))
+    phases = phases.rows(phases.measured.nonzero()[0])
+    asleep_ns = measure_unknown_sleep(rank, phases, windows)
+    drained = find_drained_rows(
+        rank.main, phases.start_ns, phases.end_ns, phases.phase == PHASE_COMPUTE
+    )
+    rows = separate_sleep(_read_launch_rows(phases), asleep_ns, drained)
+    return int(measure_launching(rows).sum())
 
 
 _IS_ASLEEP = np.isin(

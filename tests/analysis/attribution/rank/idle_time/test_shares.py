@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER
-from clusterprof.analysis.attribution.rank.phase_shares import (
+from clusterprof.analysis.attribution.rank.idle_time.queue import LaunchRows
+from clusterprof.analysis.attribution.rank.idle_time.shares import (
     MIN_WINDOWS,
     NO_SHARES,
     PHASES,
@@ -87,7 +88,7 @@ def check_sums(windows: Windows, allocated_ns: Int) -> None:
     assert (allocated_ns <= windows.room_ns).all()
 
 
-def test_three_windows_of_two_phases_give_two_shares() -> None:
+def test_idle_shares_of_two_phases_are_solved_from_three_windows() -> None:
     # The example of the module: parts of 200 are (0.3, 0.7) (0.6, 0.4) (0.05, 0.95), of which
     # 0.4, 0.65 and 0.185 were idle. Normal equations: 0.4525 p + 0.4975 q = 0.51925 and
     # 0.4975 p + 1.5525 q = 0.71575, so p = 0.989 (nearly 1: it is 1) and q = 0.144.
@@ -107,7 +108,7 @@ def test_three_windows_of_two_phases_give_two_shares() -> None:
     assert shares[PHASE_COMPUTE] == pytest.approx(0.144, abs=0.003)
 
 
-def test_until_enough_windows_were_seen_the_wait_is_filled_first() -> None:
+def test_waits_are_filled_first_until_enough_windows_are_seen() -> None:
     # 15 windows: nothing is known; the wait of 60 is full, 20 are left for computing
     windows = build(np.tile([60 * MS, 140 * MS], (MIN_WINDOWS - 1, 1)), TWO_PHASES, idle(80, 15))
     allocated_ns, known = windows.allocate()
@@ -135,7 +136,7 @@ def idle(each_ms: int, count: int) -> Int:
     return np.full(count, each_ms * MS, np.int64)
 
 
-def test_the_difference_of_a_window_goes_where_idle_time_varies() -> None:
+def test_window_deviation_goes_to_the_phase_with_varying_idle_time() -> None:
     # The device is idle in every wait and in a fifth of computing. Then two windows of 50 and 150:
     # 50 + 30 are expected. 95: the wait has no more room, so computing gets the other 15. 65: 15
     # too few; weights are 50 * 0.01 of the wait and 150 * 0.2 * 0.8 = 24 of computing, so the
@@ -160,23 +161,24 @@ def test_a_phase_in_which_the_device_never_idles_gets_nothing() -> None:
     assert (allocated_ns / MS).tolist() == pytest.approx([0.0, 70.0], abs=0.1)
 
 
-def test_a_queue_is_worked_off_in_the_wait_behind_it() -> None:
+def test_queued_work_is_completed_in_the_following_wait() -> None:
     # Two steps launch for 20 and for 40 (the host is slower) the same work of 50, then wait: 80
     # and 60. So 100 of 200 are busy. Step 1 launches 2.5 a ms: 30 are queued after 20, the wait is
     # idle for 50. Step 2 launches 1.25 a ms: 10 are queued after 40, the wait is idle for 50.
     phase = np.array([PHASE_COMPUTE, PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_COLLECTIVE])
     room_ns, step = np.array([20, 80, 40, 60]) * MS, np.array([5, 5, 6, 6])
-    shares = assume_queue(phase, room_ns, step, 100 * MS)
+    rows = LaunchRows(np.zeros(4, np.int64), phase, room_ns, step)
+    shares = assume_queue(rows, 100 * MS)
     assert shares[PHASE_COMPUTE] == 0.0
     assert shares[PHASE_COLLECTIVE] == pytest.approx(100 / 140)
     assert np.isnan(shares[PHASE_DATA_WAIT])
     # With work of 10 a step the device is faster than its host: 10 of each 20 and 40 are idle.
-    slow_host = assume_queue(phase, room_ns, step, 180 * MS)
+    slow_host = assume_queue(rows, 180 * MS)
     assert slow_host[PHASE_COMPUTE] == pytest.approx(40 / 60)
     assert slow_host[PHASE_COLLECTIVE] == 1.0
 
 
-def test_phases_that_come_in_the_same_parts_keep_what_the_queue_says() -> None:
+def test_phases_in_constant_proportion_keep_the_queue_model_shares() -> None:
     # Every window has 20 of launching and 80 of waiting, and is idle for 30 to 70: no shares
     # explain that, and none of the two phases more than the other.
     idle_ns = np.tile(np.array([30, 50, 70]) * MS, 32)
@@ -184,7 +186,8 @@ def test_phases_that_come_in_the_same_parts_keep_what_the_queue_says() -> None:
         np.tile([20 * MS, 80 * MS], (96, 1)), (PHASE_COMPUTE, PHASE_COLLECTIVE), idle_ns
     )
     step = np.repeat(np.arange(96), 2)
-    assumed = assume_queue(windows.phase, windows.room_ns, step, int(idle_ns.sum()))
+    rows = LaunchRows(windows.window, windows.phase, windows.room_ns, step)
+    assumed = assume_queue(rows, int(idle_ns.sum()))
     assert assumed[PHASE_COMPUTE] == 0.0
     assert assumed[PHASE_COLLECTIVE] == pytest.approx(50 / 80)
     _, known = windows.allocate(PhaseShares(assumed=assumed))
@@ -204,7 +207,7 @@ def true_shares(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
     return tuple(phases), shares
 
 
-def test_sleep_after_a_wait_for_the_device_is_idle_time() -> None:
+def test_sleep_after_a_device_wait_is_idle_time() -> None:
     # Each step launches for 20 ms, waits 30 for the device and sleeps for 50: work of 50, idle 50.
     phases = (PHASE_COMPUTE, PHASE_SYNC, PHASE_COMPUTE)
     lengths_ms, asleep_ns = [20, 30, 50], np.full(32, 50 * MS)
@@ -221,7 +224,7 @@ def test_sleep_after_a_wait_for_the_device_is_idle_time() -> None:
     assert spread_ns[0] > 10 * MS
 
 
-def test_a_short_wait_after_a_sleep_of_unknown_place_is_not_taken_for_idle_time() -> None:
+def test_a_short_wait_after_unplaced_sleep_is_not_idle_time() -> None:
     # Each step launches for 20 ms, sleeps for 20 somewhere in between and waits 5 for data: work of
     # 30, idle 15. What is launched after the sleep (half of it, work of 15) outlasts the wait.
     phases = (PHASE_COMPUTE, PHASE_DATA_WAIT)
@@ -231,7 +234,7 @@ def test_a_short_wait_after_a_sleep_of_unknown_place_is_not_taken_for_idle_time(
     assert known.assumed[PHASE_DATA_WAIT] == 0.0
 
 
-def test_first_windows_do_not_decide_for_those_that_follow() -> None:
+def test_atypical_first_windows_do_not_determine_the_shares() -> None:
     # Two windows of a first step, idle while the host launches; then 30 of launching, which keep
     # the device busy, and 70 of waiting in which it is idle. The phases hardly vary.
     rng = np.random.default_rng(1)
@@ -251,7 +254,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @given(true_shares(), SEEDS, st.integers(LEARNING, 300))
-def test_shares_are_learnt_and_time_is_neither_lost_nor_made(
+def test_learned_shares_are_accurate_and_keep_the_idle_sum(
     truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, count: int
 ) -> None:
     phases, shares = truth
@@ -264,7 +267,7 @@ def test_shares_are_learnt_and_time_is_neither_lost_nor_made(
 
 
 @given(true_shares(), SEEDS, st.floats(0.0, 1.0))
-def test_idle_time_that_varies_is_placed_exactly_too(
+def test_varying_idle_time_is_placed_exactly(
     truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, noise: float
 ) -> None:
     windows = draw_windows(seed, *truth, 300, noise)
@@ -273,7 +276,7 @@ def test_idle_time_that_varies_is_placed_exactly_too(
 
 
 @given(true_shares(), SEEDS, st.integers(0, 300))
-def test_the_cut_changes_nothing(
+def test_chunking_does_not_change_shares_or_placement(
     truth: tuple[tuple[int, ...], tuple[float, ...]], seed: int, cut: int
 ) -> None:
     windows = draw_windows(seed, *truth, 300, noise=0.5)
@@ -288,7 +291,7 @@ def test_the_cut_changes_nothing(
 
 
 @pytest.mark.parametrize(("copying", "share"), [(False, 0.0), (True, 0.4)])
-def test_a_device_that_copies_idles_in_the_waits_for_it(copying: bool, share: float) -> None:
+def test_device_waits_have_an_idle_share_only_while_copying(copying: bool, share: float) -> None:
     phases = (PHASE_COMPUTE, PHASE_SYNC)
     windows = draw_windows(3, phases, (0.0, 0.4), LEARNING)
     none = np.zeros(windows.phase.size, np.int64)

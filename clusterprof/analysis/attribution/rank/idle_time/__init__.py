@@ -1,0 +1,1 @@
+"""Allocate idle time of a device to what its host did meanwhile."""
