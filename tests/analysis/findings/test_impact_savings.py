@@ -41,7 +41,7 @@ def wins(
     return savings.recoverable_ns, [culprit.recoverable_ns for culprit in savings.culprits]
 
 
-def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> None:
+def test_replayed_culprit_savings_never_exceed_the_cause_savings() -> None:
     assert wins(finding(10, 7), 5) == (20, [20])  # of four devices; the only culprit wins all of it
     assert wins(finding(90, 70, 6), 5) == (20, [20, 6])
     assert wins(finding(None), 0) == (0, [])
@@ -50,9 +50,7 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
     assert wins(finding(90, 70, lost=19), 5) == (20, [20])
 
 
-def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_reported_at_all() -> (
-    None
-):
+def test_savings_without_a_replay_come_from_attribution() -> None:
     assert wins(finding(10, 7), None) == (10, [7])
     assert wins(finding(10, 7), None, is_unknowable=True) == (None, [7])
 
@@ -69,7 +67,7 @@ def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
     ].why_savings_exceed_loss
 
 
-def test_why_more_is_won_than_was_lost() -> None:
+def test_savings_above_the_lost_time_have_an_explanation() -> None:
     slow = "sync-slow-compute"
     assert why(slow, 4, 9, 0) == "rank 2 also finishes sooner"  # 16 of 10; the other: 0 of 9
     assert why(slow, 4, 9, 1) == "the late ranks also finish sooner"
@@ -99,7 +97,7 @@ def document(report: Report) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_json_and_openmetrics_say_the_same(report: Report) -> None:
+def test_json_and_openmetrics_state_the_same_savings(report: Report) -> None:
     parsed = document(report)
     assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in parsed}
     assert report.impact is not None and report.impact.gpus == 2
@@ -114,7 +112,7 @@ def test_json_and_openmetrics_say_the_same(report: Report) -> None:
 
 
 @pytest.mark.parametrize("renderer", [Terminal, Plain, Markdown, Html])
-def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
+def test_readable_outputs_state_the_same_savings_as_json(report: Report, renderer: type) -> None:
     text = renderer().render(report)
     if renderer is Html:
         text = html.unescape(
@@ -148,7 +146,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     }
 
 
-def test_a_finding_that_disagrees_would_be_seen(report: Report) -> None:
+def test_a_finding_with_different_savings_fails_the_comparison(report: Report) -> None:
     other = replace(report.findings[0], recoverable_ns=(report.findings[0].recoverable_ns or 0) + 7)
     broken = replace(report, findings=(other, *report.findings[1:]))
     assert any(device_ns != 2 * job_ns for _, device_ns, job_ns in document(broken))

@@ -15,7 +15,7 @@ from clusterprof.analysis.importers.core.wire import (
 )
 
 
-def test_fields_of_every_type() -> None:
+def test_protobuf_fields_of_every_type_are_read() -> None:
     data = b"\x08\x96\x01" + b"\x12\x02hi" + b"\x19" + struct.pack("<d", 1.5) + b"\x25\x07\0\0\0"
     fields = [(n, v if isinstance(v, int) else bytes(v)) for n, v in read_fields(memoryview(data))]
     assert fields[:2] == [(1, 150), (2, b"hi")]
@@ -30,6 +30,6 @@ def test_fields_of_every_type() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x08", b"\x08\x80", b"\x12\x05hi", b"\x19\0\0", b"\x0b", b"\x08" + b"\xff" * 11]
 )
-def test_damaged_messages_raise(data: bytes) -> None:
+def test_damaged_protobuf_messages_raise_an_error(data: bytes) -> None:
     with pytest.raises(WireError):
         list(read_fields(memoryview(data)))

@@ -96,12 +96,25 @@ def test_in_a_job_of_several_ranks_all_waits_are_idle_for_the_same_part(job: Que
     assert lost_s.sum() == pytest.approx(true_s.sum(), rel=1e-3)
 
 
-@pytest.mark.parametrize("cut_s", [70.0, 70.03, 71.77])
+def lies_in_launching(job: QueuedJob, t_s: float) -> bool:
+    """Whether a step has launched a part of its work at a time, and not all."""
+    return any(begin + 0.003 < t_s < begin + LAUNCH_S - 0.003 for begin in job.starts)
+
+
+@pytest.mark.parametrize("in_launching", [False, True])
 def test_chunks_settle_the_same_lost_time_as_the_whole(
-    job: QueuedJob, whole: list[LostTime], cut_s: float
+    job: QueuedJob, whole: list[LostTime], in_launching: bool
 ) -> None:
-    first, state = find_lost_intervals(job.build_rank(cut_s), RankState())
-    assert first
-    rest, _ = find_lost_intervals(job.build_rank(job.end), state, last=True)
-    pieces = [lost for _, lost, _ in (*first, *rest)]
-    np.testing.assert_allclose(sum_by_step(pieces), sum_by_step(whole), atol=2e-6)
+    cuts = 0
+    for cut_s in np.arange(64.0, 80.0, 0.1).tolist():
+        first, state = find_lost_intervals(job.build_rank(cut_s), RankState())
+        assert state.settled_ns is not None
+        if lies_in_launching(job, state.settled_ns / 1e9) != in_launching:
+            continue
+        rest, _ = find_lost_intervals(job.build_rank(job.end), state, last=True)
+        pieces = [lost for _, lost, _ in (*first, *rest)]
+        np.testing.assert_allclose(sum_by_step(pieces), sum_by_step(whole), atol=2e-6)
+        cuts += 1
+        if cuts == 8:
+            break
+    assert cuts == 8
