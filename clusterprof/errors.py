@@ -104,6 +104,10 @@ class Unavailable(Exception):  # a value as much as an exception
         return hash((self.kind, self.message, self.remedy))
 
 
+NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on")
+"""A value that two samples give: `doctor`, which takes one, does not report it as missing."""
+
+
 def convert_os_error(error: OSError, path: str, absent_remedy: str = "") -> Unavailable:
     """Convert the error of reading a kernel file to `Unavailable`.
 

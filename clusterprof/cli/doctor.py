@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterprof.cli import common
-from clusterprof.errors import UsageError
+from clusterprof.errors import NEEDS_SECOND_SAMPLE, UsageError
 from clusterprof.units import format_quantity
 
 if TYPE_CHECKING:
@@ -176,7 +176,6 @@ _STATUS_WIDTH = 9
 _MAX_SIGNALS = 4
 _MAX_DEVICES = 2
 _MAX_GAPS = 6
-_SECOND_SAMPLE_MESSAGE = "available from the second sample on"  # doctor takes one sample
 
 
 def format_source_checks(checks: Sequence[SourceCheck], width: int = DEFAULT_WIDTH) -> str:
@@ -260,7 +259,9 @@ def _format_check(look: SourceCheck, name_width: int, width: int) -> list[str]:
         lines += wrap_labeled(indent, f"{look.owner}: {look.remedy}", width)
     elif look.owner:
         lines.append(indent + look.owner)
-    holes = [hole for hole in _merge_gaps(look.holes) if hole.message != _SECOND_SAMPLE_MESSAGE]
+    # doctor takes one sample
+    gaps = [hole for hole in look.holes if hole.message != NEEDS_SECOND_SAMPLE.message]
+    holes = _merge_gaps(gaps)
     holes.sort(key=lambda hole: not hole.remedy)
     for hole in holes[:_MAX_GAPS]:
         lines += wrap_labeled(indent, _format_gap(hole), width, 1000)

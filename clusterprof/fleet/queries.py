@@ -47,11 +47,6 @@ class Choice:
     user: str | None = None
     account: str | None = None
 
-    @property
-    def is_all(self) -> bool:
-        """Return whether every job counts."""
-        return self == Choice()
-
 
 EVERY_JOB = Choice()
 
@@ -224,16 +219,6 @@ class FleetSummary:
     def unattributed_ns(self) -> int:
         """Return the lost time without a known cause."""
         return sum(cause.lost_ns for cause in self.causes if cause.cause == UNATTRIBUTED)
-
-    def find_node(self, name: str) -> NodeSums:
-        """Return the sums of a node.
-
-        Raises: KeyError when there is none of this name.
-        """
-        for node in self.nodes:
-            if node.node == name:
-                return node
-        raise KeyError(name)
 
 
 def summarize_ledger(ledger: Ledger, choice: Choice = EVERY_JOB, top: int = 20) -> FleetSummary:

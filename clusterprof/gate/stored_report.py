@@ -250,7 +250,7 @@ def _convert_report(stored: document.Report, title: str) -> Report:
         unlisted=unlisted,
         findings=tuple(map(_convert_finding, stored.findings)),
         metrics=tuple(_build_model(model.Metric, metric) for metric in stored.metrics),
-        coverage_gaps=stored.not_seen,
+        coverage_gaps=tuple(_build_model(model.CoverageGap, gap) for gap in stored.not_seen),
         notes=stored.notes,
         job=stored.job and _build_model(model.JobFacts, stored.job),
         steps=stored.steps and _convert_steps(stored.steps),

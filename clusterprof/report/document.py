@@ -7,7 +7,8 @@ the key is written. A type that describes a class of the model has the name of t
 whose attributes are the keys stand here themselves.
 
 Keys keep name, type, unit and meaning. A key with a default is not needed to judge a stored report,
-and reports of older versions may lack it; a written report has every key.
+and reports of older versions may lack it; a written report has every key, but for those that are
+left out where they are empty.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from clusterprof.report.document_base import (
     Reason,
     Row,
     limit_to,
+    omit_if_empty,
     take_from,
 )
-from clusterprof.report.model import CoverageGap, Evidence, Grade
+from clusterprof.report.model import Grade
 
 
 class JobFacts(Document, frozen=True, kw_only=True):
@@ -145,6 +147,13 @@ class CulpritSum(Document, frozen=True):
     culprits: Count
     own_ns: Ns | None
     others_ns: Ns | None
+
+
+class Evidence(Document, frozen=True):
+    name: str
+    value: float
+    unit: str
+    note: str = ""
 
 
 class Finding(Document, frozen=True):
@@ -315,6 +324,13 @@ class Metric(Document, frozen=True):
     unit: str
     bound: Literal["exact", "at most", "at least"]
     why_missing: str
+
+
+class CoverageGap(Document, frozen=True):
+    what: str
+    kind: str
+    message: str
+    remedy: str
 
 
 class NodeFacts(Document, frozen=True):
@@ -511,6 +527,7 @@ class Report(Document, frozen=True, kw_only=True):
     not_seen: Annotated[tuple[CoverageGap, ...], take_from("coverage_gaps")]
     nodes: tuple[NodeFacts, ...]
     notes: tuple[str, ...]
+    failures: Annotated[tuple[str, ...], omit_if_empty()] = ()
     steps: Annotated[StepStats | None, limit_to(200)]
     likeness: Annotated[RunFingerprint | None, take_from("fingerprint"), limit_to(200)]
     history: Annotated[History | None, limit_to(200)] = None

@@ -28,6 +28,11 @@ def limit_to(characters: int) -> Meta:
     return Meta(extra={"characters": characters})
 
 
+def omit_if_empty() -> Meta:
+    """Mark a key that is not written where it is empty."""
+    return Meta(extra={"omit_if_empty": True})
+
+
 FORMAT = "clusterprof-report"
 MAX_TEXT_CHARACTERS = 4096  # limit of a string without a mark
 MAX_BINS, MAX_CAUSES, MAX_SLOW_STEPS, MAX_WAITS = 240, 16, 20, 20

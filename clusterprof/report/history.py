@@ -152,3 +152,20 @@ class StepStats:
 def compute_lower_edge_ns(bin_: int) -> float:
     """Compute the shortest step length in a bin, ns."""
     return float(2.0 ** (bin_ / BINS_PER_OCTAVE))
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStepSummary:
+    """The slowest steps of a job, and the ranks that determined them."""
+
+    steps: int
+    """Steps of the rank whose steps were examined."""
+    slow_step_count: int
+    """Number of slow steps examined: the slowest hundredth, and at least the slowest few."""
+    p50_ns: int | None
+    """Median step time over all ranks."""
+    p99_ns: int | None
+    late_ranks: tuple[tuple[str, int | None, int], ...] = ()
+    """(node, rank, number of slow steps in which it arrived last), most first."""
+    why_missing: str = ""
+    """Reason when the responsible ranks are not known."""

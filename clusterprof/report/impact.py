@@ -37,6 +37,9 @@ class CauseImpact:
     """Its lost device time, as in `Finding.lost_ns`."""
     saved_cost: float | None = None
     """Cost of `saved_ns` on all GPUs of the job; None without a price or without `saved_ns`."""
+    is_unknowable: bool = False
+    """True if `why_missing` lies in the cause, so that no other method gives savings; not in JSON.
+    """
 
 
 @dataclass(frozen=True, slots=True)

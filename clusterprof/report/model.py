@@ -9,16 +9,7 @@ nanosecond:
     lost_ns    = sum of the `lost_ns` of all in-step buckets, "unattributed" among them
     outside_ns = sum of the buckets outside steps (start-up before step 1, and the rest)
 
-Define the peer comparison: one number of the culprits, and the same number of the other
-ranks.
-
-Define when a cause was active: since when, and whether its culprits stay constant.
-
-Define advice: a recommendation chosen by a finding's evidence, and how to verify that
-it worked.
-
-Define the run fingerprint: facts that must match before the times of two runs may be
-compared.
+Sentences of the model are for people: what code must know of them stands in fields beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterprof.report.code import CodeLine, CodeProfile
-from clusterprof.report.history import History, StepStats
+from clusterprof.report.history import History, SlowStepSummary, StepStats
 from clusterprof.report.impact import DeviceUtilization, Impact
 from clusterprof.report.life import Life
 
@@ -195,6 +186,11 @@ class Cause:
     An imported trace then always shows it; without these marks and spans never."""
 
 
+EvidenceSign = Literal["", "faster-device-idle", "port-unused"]
+"""What a piece of evidence shows: a device was idle and is faster than those in use; an RDMA port
+had no traffic while the job used TCP."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One number behind a claim."""
@@ -207,6 +203,29 @@ class Evidence:
     """Canonical unit, a word of `clusterprof.units`."""
     note: str = ""
     """What it indicates about the cause, as half a sentence."""
+    # The facts below are what code may ask for, in place of the note; they are not in the JSON.
+    sign: EvidenceSign = field(default="", kw_only=True)
+    """What the number shows; "" = nothing that advice asks for."""
+    device: str = field(default="", kw_only=True)
+    """The device that `sign` is about."""
+
+
+ResourceKind = Literal["", "training-process", "worker", "process", "cpu-set"]
+"""What a resource is, where advice asks for it; "" = something else, such as a mount or a NIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceFacts:
+    """What code may ask for of `Culprit.resource`; not part of a report as JSON."""
+
+    kind: ResourceKind = ""
+    name: str = ""
+    """The mount or disk alone, without what is below it; "" = as in the text."""
+    pid: int | None = None
+    """Process id on its node; None if it is no process, or several."""
+
+
+UNKNOWN_RESOURCE = ResourceFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +250,7 @@ class Culprit:
     """
     recoverable_ns: int | None = None
     """Device time of all ranks recovered if only this culprit is in time."""
+    resource_facts: ResourceFacts = field(default=UNKNOWN_RESOURCE, kw_only=True)
 
     @property
     def caused_ns(self) -> int:
@@ -246,23 +266,6 @@ class CulpritGroup:
     """Its name ("stage 1")."""
     ranks: tuple[int, ...]
     """Global ranks of all its members, ascending."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlowStepSummary:
-    """The slowest steps of a job, and the ranks that determined them."""
-
-    steps: int
-    """Steps of the rank whose steps were examined."""
-    slow_step_count: int
-    """Number of slow steps examined: the slowest hundredth, and at least the slowest few."""
-    p50_ns: int | None
-    """Median step time over all ranks."""
-    p99_ns: int | None
-    late_ranks: tuple[tuple[str, int | None, int], ...] = ()
-    """(node, rank, number of slow steps in which it arrived last), most first."""
-    why_missing: str = ""
-    """Reason when the responsible ranks are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +331,8 @@ class CoverageGap:
     """What happened."""
     remedy: str
     """What to do; "" when nothing can be done."""
+    source: str = field(default="", kw_only=True)
+    """Collector, or first word of the signal, that is missing; "" for other gaps; not in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +510,8 @@ class Report:
     coverage_gaps: tuple[CoverageGap, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see ("lost time is an upper bound: …")."""
+    failures: tuple[str, ...] = ()
+    """Those of `notes` that say that the job failed or that its progress stopped."""
     job: JobFacts | None = None
     slow_step_summary: SlowStepSummary | None = None
     """None for a single rank."""

@@ -17,7 +17,7 @@ from tests.support.report_laws import analyze_metrics, analyze_script, check_con
 JOB = [(0.2, 0.3)] * 60
 
 
-def test_half_reading_half_decoding(tmp_path: Path) -> None:
+def test_lost_time_is_split_between_reading_and_decoding(tmp_path: Path) -> None:
     report = analyze_script(make_training(JOB), tmp_path)
     [ledger] = report.ranks
     # 60 * 0.5 s in steps, 60 * 0.2 s lost, 1 s before and 1 s after
@@ -64,7 +64,7 @@ def test_half_reading_half_decoding(tmp_path: Path) -> None:
     assert [blind.what for blind in report.coverage_gaps] == ["cpu-throttled", "device-throttled"]
 
 
-def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
+def test_loading_hidden_by_device_work_makes_no_finding(tmp_path: Path) -> None:
     report = analyze_script(make_training(JOB, hidden=True), tmp_path)
     assert report.lost_ns == 0
     assert [finding.cause.id for finding in report.findings] == ["startup"]
@@ -73,7 +73,7 @@ def test_loading_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
     )  # the host waited all the same
 
 
-def test_noise_is_in_the_ledger_and_no_finding(tmp_path: Path) -> None:
+def test_a_negligible_loss_makes_no_finding(tmp_path: Path) -> None:
     # one wait of 0.1 s in 50 steps of 0.5 s: 0.4 % of the steps, below 1 %
     report = analyze_script(
         make_training([(0.0, 0.5)] * 25 + [(0.1, 0.5)] + [(0.0, 0.5)] * 24), tmp_path
@@ -83,7 +83,7 @@ def test_noise_is_in_the_ledger_and_no_finding(tmp_path: Path) -> None:
     assert [finding.cause.id for finding in report.findings] == ["startup"]
 
 
-def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path) -> None:
+def test_loss_without_a_device_is_reported_as_an_upper_bound(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.busy = None
     report = analyze_script(script, tmp_path)
@@ -100,7 +100,7 @@ def test_without_a_device_the_loss_is_an_upper_bound_and_says_so(tmp_path: Path)
     assert by_name["productive.ratio"].bound == "at least"
 
 
-def test_a_few_measured_waits_make_no_measurement_of_the_rest(tmp_path: Path) -> None:
+def test_a_single_measured_wait_leaves_the_loss_an_upper_bound(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.busy = None
     _, start, end, *_ = script.main_spans[0]
@@ -110,7 +110,7 @@ def test_a_few_measured_waits_make_no_measurement_of_the_rest(tmp_path: Path) ->
     assert any("upper bound" in note for note in report.notes)
 
 
-def test_a_device_that_never_answered_leaves_the_upper_bound(tmp_path: Path) -> None:
+def test_a_never_readable_device_leaves_the_loss_an_upper_bound(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.unread = range(10_000)
     report = analyze_script(script, tmp_path)
@@ -118,14 +118,14 @@ def test_a_device_that_never_answered_leaves_the_upper_bound(tmp_path: Path) -> 
     assert report.lost_ns == 12 * SECOND
 
 
-def test_ranks_that_wait_for_each_other_get_no_promise(tmp_path: Path) -> None:
+def test_a_multi_rank_job_without_peers_gets_no_recoverable_time(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.variables = {"RANK": "0", "WORLD_SIZE": "2"}
     report = analyze_script(script, tmp_path)
     assert [finding.recoverable_ns for finding in report.findings] == [None, None, None]
 
 
-def test_a_checkpoint_is_a_checkpoint_whatever_it_waits_for(tmp_path: Path) -> None:
+def test_a_checkpoint_blocked_on_disk_counts_as_checkpoint(tmp_path: Path) -> None:
     script = make_training([(0.0, 1.0)] * 10)
     # a save from 3.2 to 3.7 s, the device idle meanwhile, the main thread blocked on the disk
     script.main_spans.append((layout.CHECKPOINT, 3.2, 3.7, 1 << 20))
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_a_checkpoint_whatever_it_waits_for(tmp_path: Path) -> N
     assert report.ranks[0].buckets == (("checkpoint", SECOND // 2), ("unattributed", 0))
 
 
-def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
+def test_loss_without_spans_is_assigned_to_families_only(tmp_path: Path) -> None:
     # the main thread sleeps while its worker decodes (or reads) for the first 0.2 s of each step
     for letter, family in (("U", "cpu"), ("D", "storage")):
         script = make_training([(2.0, 3.0)] * 6)
@@ -160,7 +160,7 @@ def test_without_spans_it_names_families_or_nothing(tmp_path: Path) -> None:
         assert got["stall.cpu-preprocess_ratio"] is None
 
 
-def test_without_spans_a_busy_main_thread_leaves_the_cause_open(tmp_path: Path) -> None:
+def test_a_busy_main_thread_without_spans_leaves_the_loss_unattributed(tmp_path: Path) -> None:
     # the worker decodes all the time, but the main thread computes too: it may be the one
     script = make_training([(2.0, 3.0)] * 6)
     script.main_spans, script.worker_spans = [], []
@@ -170,7 +170,7 @@ def test_without_spans_a_busy_main_thread_leaves_the_cause_open(tmp_path: Path) 
     assert report.findings == tuple(finding for finding in report.findings if finding.outside_steps)
 
 
-def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
+def test_time_without_device_and_probe_is_unmeasured(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.main_spans, script.worker_spans, script.busy = [], [], None
     report = analyze_script(script, tmp_path)
@@ -181,13 +181,13 @@ def test_neither_device_nor_probe_is_unmeasured(tmp_path: Path) -> None:
     assert analyze_metrics(report)["lost.ratio"] is None
 
 
-def test_a_failed_device_sample_loses_nothing_of_an_integral(tmp_path: Path) -> None:
+def test_failed_device_samples_leave_the_lost_time_unchanged(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.unread = (50, 51, 52, 53, 54)
     assert analyze_script(script, tmp_path).lost_ns == 12 * SECOND
 
 
-def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path) -> None:
+def test_misspelled_limits_get_the_nearest_name_suggested(tmp_path: Path) -> None:
     limits = {"storage-local": {"blocked_at_least_ratio": 0.9}}
     report = analyze_script(make_training(JOB), tmp_path, limits=limits)
     assert "storage-local" not in dict(report.ranks[0].buckets)
@@ -198,7 +198,7 @@ def test_limits_are_bound_by_cause_and_mistakes_name_the_nearest(tmp_path: Path)
         analyze(tmp_path, limits={"storage-local": {"blocked_at_least": 1}})
 
 
-def test_a_family_that_could_not_be_looked_into_is_not_zero(tmp_path: Path) -> None:
+def test_a_family_without_thread_samples_has_no_value(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.sampled = False
     report = analyze_script(script, tmp_path)
@@ -209,12 +209,12 @@ def test_a_family_that_could_not_be_looked_into_is_not_zero(tmp_path: Path) -> N
     assert report.unattributed_ns == report.lost_ns == 12 * SECOND
 
 
-def test_nothing_to_read(tmp_path: Path) -> None:
+def test_an_empty_folder_raises_no_recording(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         analyze(tmp_path)
 
 
-def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
+def test_a_recording_cut_off_mid_step_keeps_its_whole_steps(tmp_path: Path) -> None:
     script = make_training(JOB)
     script.main_spans = [span for span in script.main_spans if span[2] <= 10.0]
     script.worker_spans = [span for span in script.worker_spans if span[2] <= 10.0]
@@ -226,7 +226,7 @@ def test_a_recording_that_breaks_off_mid_step(tmp_path: Path) -> None:
     assert report.ranks[0].pid == MAIN
 
 
-def test_nodes_are_distinguished_and_processes_change_nothing(tmp_path: Path) -> None:
+def test_nodes_are_distinguished_with_any_number_of_processes(tmp_path: Path) -> None:
     for rank in ("1", "2"):
         script = dataclasses.replace(make_training(JOB), variables={"RANK": rank})
         write_recording(script, tmp_path / f"node-{rank}")

@@ -52,7 +52,7 @@ def texts(report: Report) -> list[str]:
     return [renderer.render(report) for renderer in RENDERERS]
 
 
-def test_sleep_in_a_metrics_call_between_steps_belongs_to_the_bound(tmp_path: Path) -> None:
+def test_sleep_and_logging_between_steps_count_in_the_upper_bound(tmp_path: Path) -> None:
     """It computes for 0.6 s, and sleeps for 0.3 s and logs for 0.1 s after the end of the step."""
     report = run_loop(tmp_path, "U0.6 S0.3 F0.1", step_s=0.6)
     # 19 gaps of 0.4 s between the 20 steps, of 19.6 s
@@ -62,27 +62,27 @@ def test_sleep_in_a_metrics_call_between_steps_belongs_to_the_bound(tmp_path: Pa
     assert gate(report, "lost.ratio <= 50%") == EXIT_OK
 
 
-def test_sleep_in_validation_belongs_to_the_bound(tmp_path: Path) -> None:
+def test_sleep_in_validation_counts_in_the_upper_bound(tmp_path: Path) -> None:
     report = run_loop(tmp_path, "U0.5 S0.3 U0.02 S0.18", validates=True)
     assert lost_ratio(report) == pytest.approx(0.48, abs=0.01)
     assert gate(report, "lost.ratio <= 5%") == EXIT_GATE_CANNOT_TELL
 
 
-def test_a_loop_that_sleeps_for_98_percent_was_not_kept_busy(tmp_path: Path) -> None:
+def test_a_mostly_sleeping_loop_is_not_called_busy(tmp_path: Path) -> None:
     report = run_loop(tmp_path, "U0.02 S0.98")
     assert lost_ratio(report) == pytest.approx(0.98, abs=0.01)
     assert gate(report, "lost.ratio <= 5%") == EXIT_GATE_CANNOT_TELL
     assert all("kept busy" not in text for text in texts(report))
 
 
-def test_a_loop_that_computes_is_bounded_and_not_called_busy(tmp_path: Path) -> None:
+def test_a_computing_loop_gets_a_bound_of_zero(tmp_path: Path) -> None:
     report = run_loop(tmp_path, "U1")
     assert (report.lost_ns, report.unobserved_ns, report.too_little_seen) == (0, 0, "")
     assert gate(report, "lost.ratio <= 5%") == EXIT_OK  # the bound holds: 0 %
     assert all("kept busy" not in text for text in texts(report))
 
 
-def test_without_thread_samples_there_is_no_bound(tmp_path: Path) -> None:
+def test_a_loop_without_thread_samples_gets_no_bound(tmp_path: Path) -> None:
     report = run_loop(tmp_path, "U0.02 S0.98", sampled=False)
     assert report.unobserved_ns == report.in_step_ns == 20 * 10**9
     why = "no device, and what the host did is not known for 100.0 % of the time in steps"
@@ -108,7 +108,7 @@ def test_a_single_step_is_too_little_to_judge_a_job_with_a_device(tmp_path: Path
     assert gate(report, "gpu.busy_ratio >= 50%") == EXIT_GATE_CANNOT_TELL
 
 
-def test_a_few_milliseconds_of_steps_are_too_little(tmp_path: Path) -> None:
+def test_a_few_milliseconds_of_steps_give_no_verdict(tmp_path: Path) -> None:
     script = Script(2.0, main="U2", busy=[(0.0, 2.0)])
     for number in range(4):
         at = 1.0 + number / 100

@@ -97,7 +97,9 @@ READS = {"nfs_operations_total__READ": 100, "nfs_read_bytes_total": 1 << 20}
         ),
     ],
 )
-def test_what_the_worker_was_blocked_on(letter, signals, expected, tmp_path: Path) -> None:
+def test_worker_blocked_time_goes_to_the_blocking_cause(
+    letter, signals, expected, tmp_path: Path
+) -> None:
     read = 1 << 20 if letter == "D" else 0
     report = analyze_script(blocked_on(letter, read, **signals), tmp_path)
     assert seconds(report) == pytest.approx({**DECODING, **expected}, abs=0.15)
@@ -131,7 +133,9 @@ def within_steps(main: str, *spans: tuple) -> Script:
         ("U0.5", ((layout.COMPILE, 0.0, 0.2),), {"launch-recompile": 10.0, "startup": 2.0}),
     ],
 )
-def test_what_the_main_thread_did_within_steps(main, spans, expected, tmp_path: Path) -> None:
+def test_main_thread_time_within_steps_goes_to_its_cause(
+    main, spans, expected, tmp_path: Path
+) -> None:
     report = analyze_script(within_steps(main, *spans), tmp_path)
     by_key = {id_: s for id_, s in seconds(report).items() if s >= 0.5}
     assert by_key == pytest.approx(expected, abs=0.5)

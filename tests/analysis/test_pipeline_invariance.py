@@ -22,7 +22,7 @@ from tests.support.recordings import MAIN, Script, iterate_seconds, make_trainin
 
 @SLOW
 @given(draw_scripts(), st.sampled_from([400, 900, 2_000, 7_000]))
-def test_one_chunk_or_many_give_the_same_ledger(script: Script, chunk_ms: int) -> None:
+def test_the_ledger_is_the_same_for_any_chunk_size(script: Script, chunk_ms: int) -> None:
     whole = analyze_script(script, 10**15)
     cut = analyze_script(script, chunk_ms * 1_000_000)
     assert len(whole) == 1
@@ -52,7 +52,9 @@ def written(records: list, folder: Path) -> list[RankResult]:
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_repeated_and_reordered_records_change_nothing(tmp_path: Path, again: int) -> None:
+def test_repeated_and_reordered_records_leave_the_ledger_unchanged(
+    tmp_path: Path, again: int
+) -> None:
     batches = list(iterate_seconds(make_training([(0.2, 0.3)] * 20)))
     plain = written(batches, tmp_path / "plain")
     mixed = [batch for i in range(0, len(batches), 3) for batch in batches[i : i + 3][::-1]]
@@ -80,7 +82,7 @@ def without_all_spans(script: Script) -> Script:
 
 @pytest.mark.parametrize("blinded", [without_threads, without_worker_spans, without_all_spans])
 @pytest.mark.parametrize("wait", [0.2, 2.0])
-def test_less_sight_moves_time_up_or_to_unattributed_never_sideways(
+def test_missing_signals_never_move_time_to_another_cause(
     blinded: Callable[[Script], Script], wait: float
 ) -> None:
     steps = [(wait, 0.3)] * 8 + [(wait, 0.9)] * 8

@@ -49,7 +49,7 @@ def report_of(folder: Path, is_stated: bool) -> Report:
 @pytest.mark.parametrize(
     ("is_stated", "device", "source"), [(True, SLICE, "device-samples"), (False, "", "host-spans")]
 )
-def test_a_slice_is_the_device_of_its_rank_or_nobody_knows_when_it_was_busy(
+def test_an_unassigned_mig_slice_leaves_an_upper_bound(
     is_stated: bool, device: str, source: str, tmp_path: Path
 ) -> None:
     report = report_of(tmp_path / "node", is_stated)

@@ -47,7 +47,7 @@ def blamed(report: Report) -> dict[str, list[int | None]]:
 # --- M1: steps and waits for data are marked, operations are not ---------------------------------
 
 
-def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path: Path) -> None:
+def test_the_longest_data_wait_of_a_rank_explains_peer_sleep(tmp_path: Path) -> None:
     job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N)
     report = record_and_analyze(remove_signals(job, "collectives"), tmp_path)
     # 0.2 s of 30 steps, and the 0.1 s in which all sleep: what moves then was not seen.
@@ -60,7 +60,7 @@ def test_the_rank_that_waited_longest_for_data_keeps_the_others_waiting(tmp_path
     assert any("inferred from their steps" in note for note in report.notes)
 
 
-def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path: Path) -> None:
+def test_extra_work_of_a_late_rank_counts_as_synchronization(tmp_path: Path) -> None:
     report = record_and_analyze(
         remove_signals(make_cluster([PLAIN] * N, [SLOW] * N), "collectives"), tmp_path
     )
@@ -73,7 +73,7 @@ def test_what_the_late_rank_worked_more_is_synchronization_and_no_leaf(tmp_path:
     assert blamed(report)["synchronization"] == [1]
 
 
-def test_two_late_ranks_share_the_blame_step_by_step(tmp_path: Path) -> None:
+def test_two_alternately_late_ranks_are_each_blamed_for_their_steps(tmp_path: Path) -> None:
     # Rank 0 reads in odd steps, rank 1 decodes in even ones.
     first = [READS if k % 2 else PLAIN for k in range(N)]
     second = [PLAIN if k % 2 else DECODES for k in range(N)]
@@ -97,7 +97,7 @@ def test_ranks_that_are_not_synchronous_are_not_blamed(tmp_path: Path) -> None:
     assert any("do not end together" in note for note in report.notes)
 
 
-def test_a_rank_alone_does_not_guess_for_whom_it_slept(tmp_path: Path) -> None:
+def test_sleep_of_a_rank_recorded_alone_is_unattributed(tmp_path: Path) -> None:
     job = remove_signals(make_cluster([PLAIN] * N, [READS] * N), "collectives")[:1]
     report = record_and_analyze(job, tmp_path)
     # The first step too: who sleeps there may wait for another that starts.
@@ -105,16 +105,14 @@ def test_a_rank_alone_does_not_guess_for_whom_it_slept(tmp_path: Path) -> None:
     assert dict(report.unattributed_reasons) == {"asleep": 9 * SECOND}
 
 
-def test_a_rank_alone_whose_device_spins_waits_for_one_that_was_not_recorded(
-    tmp_path: Path,
-) -> None:
+def test_spinning_of_a_rank_recorded_alone_is_synchronization(tmp_path: Path) -> None:
     job = remove_signals(make_cluster([PLAIN] * N, [READS] * N, on_device=True), "collectives")[:1]
     report = record_and_analyze(job, tmp_path)
     assert seconds_of(report, 0)["synchronization"] == pytest.approx(9.0, abs=0.5)
     assert blamed(report) == {"synchronization": []}
 
 
-def test_without_threads_sleep_cannot_be_distinguished_from_anything(tmp_path: Path) -> None:
+def test_sleep_without_thread_samples_is_not_recognized(tmp_path: Path) -> None:
     job = make_cluster([PLAIN] * N, [READS] * N)
     report = record_and_analyze(remove_signals(job, "collectives", "threads"), tmp_path)
     assert seconds_of(report, 0) == {"startup": 0.3, "unattributed": 8.7}
@@ -125,7 +123,7 @@ def test_without_threads_sleep_cannot_be_distinguished_from_anything(tmp_path: P
 
 
 @pytest.mark.parametrize("gauge", [SM, POWER])
-def test_a_device_that_spins_is_waiting(tmp_path: Path, gauge: str) -> None:
+def test_a_spinning_device_counts_as_waiting(tmp_path: Path, gauge: str) -> None:
     job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
     other = POWER if gauge == SM else SM
     report = record_and_analyze(remove_signals(job, "collectives", other), tmp_path)
@@ -138,14 +136,14 @@ def test_a_device_that_spins_is_waiting(tmp_path: Path, gauge: str) -> None:
     assert blamed(report)["storage-local"] == [1]
 
 
-def test_with_neither_activity_nor_power_a_busy_device_counts_as_busy(tmp_path: Path) -> None:
+def test_a_busy_device_without_activity_and_power_counts_as_working(tmp_path: Path) -> None:
     job = make_cluster([PLAIN] * N, [READS] * N, on_device=True)
     report = record_and_analyze(remove_signals(job, "collectives", SM, POWER), tmp_path)
     assert report.ranks[0].lost_ns == 0
     assert seconds_of(report, 1) == {"storage-local": 6.0}
 
 
-def test_a_device_that_is_half_filled_all_the_time_does_not_spin(tmp_path: Path) -> None:
+def test_a_constantly_half_filled_device_does_not_count_as_spinning(tmp_path: Path) -> None:
     job = remove_signals(
         make_cluster([PLAIN] * N, [PLAIN] * N, on_device=True), "collectives", POWER
     )
@@ -157,7 +155,7 @@ def test_a_device_that_is_half_filled_all_the_time_does_not_spin(tmp_path: Path)
     assert report.lost_ns == 0
 
 
-def test_marked_operations_hold_what_the_device_spun(tmp_path: Path) -> None:
+def test_device_spinning_in_marked_collectives_gets_their_cause(tmp_path: Path) -> None:
     # The host marked its collectives and no event measured them: what it was in is known.
     job = make_cluster([PLAIN] * N, [READS] * N, on_device=True)
     report = record_and_analyze(remove_signals(job, POWER), tmp_path)
@@ -167,7 +165,7 @@ def test_marked_operations_hold_what_the_device_spun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [(), ("collectives",), ("spans",), ("spans", "threads")])
-def test_reading_that_is_hidden_is_no_loss_in_any_mode(
+def test_reading_hidden_by_device_work_is_not_lost_time(
     tmp_path: Path, missing: tuple[str, ...]
 ) -> None:
     # The worker reads all the time and the device computes all the time: nothing waits.
@@ -187,7 +185,7 @@ def test_reading_that_is_hidden_is_no_loss_in_any_mode(
 
 @pytest.mark.parametrize(("step", "family"), [(READS, "storage"), (DECODES, "cpu")])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_without_marks_the_family_and_the_culprit_are_reported(
+def test_a_job_without_marks_gets_a_family_and_a_culprit(
     tmp_path: Path, step: Step, family: str, on_device: bool
 ) -> None:
     job = make_cluster([PLAIN] * N, [step] * N, [PLAIN] * N, on_device=on_device)
@@ -204,7 +202,7 @@ def test_without_marks_the_family_and_the_culprit_are_reported(
     )
 
 
-def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
+def test_a_longer_computing_rank_is_named_without_marks(tmp_path: Path) -> None:
     report = record_and_analyze(
         remove_signals(make_cluster([PLAIN] * N, [SLOW] * N), "spans"), tmp_path
     )
@@ -213,7 +211,7 @@ def test_without_marks_a_rank_that_computes_longer_is_named(tmp_path: Path) -> N
     assert blamed(report) == {"synchronization": [1]}
 
 
-def test_ranks_that_repeat_at_different_paces_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_ranks_with_different_step_periods_are_not_blamed(tmp_path: Path) -> None:
     # 0.5 s and 0.7 s a step, each rank alone
     [first], [second] = make_cluster([Step(compute=0.4)] * N), make_cluster([Step(compute=0.6)] * N)
     second.variables = {**first.variables, "RANK": "1"}
@@ -224,7 +222,7 @@ def test_ranks_that_repeat_at_different_paces_do_not_wait_for_each_other(tmp_pat
     assert blamed(report) == {}
 
 
-def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_path: Path) -> None:
+def test_shared_sleep_counts_as_network_only_while_nodes_send(tmp_path: Path) -> None:
     quiet = record_and_analyze(
         remove_signals(make_cluster([PLAIN] * N, [PLAIN] * N), "spans"), tmp_path / "quiet"
     )
@@ -238,7 +236,7 @@ def test_sleep_that_all_ranks_share_is_the_network_only_where_nodes_send(tmp_pat
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans"])
-def test_the_cut_into_chunks_changes_no_sum(tmp_path: Path, missing: str) -> None:
+def test_chunk_size_leaves_the_sums_unchanged(tmp_path: Path, missing: str) -> None:
     job = remove_signals(make_cluster([PLAIN] * N, [READS] * N, on_device=True), missing)
     folder = write_recording(job[1], tmp_path / "node-1")
     whole, cut = (
@@ -268,7 +266,7 @@ def _rows_of(steps: RankOperations | None) -> np.ndarray:
 # --- M3: the device alone ------------------------------------------------------------------------
 
 
-def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
+def test_device_samples_alone_separate_idle_from_spinning(tmp_path: Path) -> None:
     job = make_cluster([PLAIN] * N, [READS] * N, [PLAIN] * N, on_device=True)
     report = record_and_analyze(remove_signals(job, "spans", "threads"), tmp_path)
     assert {id_ for rank in report.ranks for id_, ns in rank.buckets if ns} <= {
@@ -283,7 +281,7 @@ def test_a_device_alone_says_busy_idle_and_spinning(tmp_path: Path) -> None:
     assert max(caused, key=lambda rank: caused[rank]) == 1
 
 
-def test_slowed_devices_need_no_marks(tmp_path: Path) -> None:
+def test_a_throttled_device_is_found_without_marks(tmp_path: Path) -> None:
     [script] = remove_signals(make_cluster([PLAIN] * N), "spans", "threads")
     whole = [(0.0, script.end)]
     script.gauges = {
@@ -297,7 +295,7 @@ def test_slowed_devices_need_no_marks(tmp_path: Path) -> None:
     assert seconds_of(report, 0).keys() == {"device-throttled", "unattributed"}
 
 
-def test_a_loader_that_works_ahead_is_not_what_ranks_wait_for(tmp_path: Path) -> None:
+def test_a_loader_that_works_ahead_causes_no_waiting(tmp_path: Path) -> None:
     # It reads while the device computes, and rests in the 0.1 s in which that waits for others.
     job = make_cluster([PLAIN] * N, [PLAIN] * N)
     for script in job:

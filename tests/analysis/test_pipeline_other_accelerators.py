@@ -74,7 +74,7 @@ def lost_s(report: Report) -> float:
     return sum(ns for _, ns in report.ranks[0].buckets) / SECOND
 
 
-def test_a_core_read_once_a_second_measures_what_was_lost(tmp_path: Path) -> None:
+def test_device_samples_once_a_second_measure_lost_time(tmp_path: Path) -> None:
     # The process has one core of two, and not the one that local ranks would give it.
     devices = [{"id": "neuron-0-core-0"}, {"id": CORE}]
     report = report_of(tmp_path / "node", make_training([(0.2, 0.3)] * 30), devices, once_a_second)
@@ -85,14 +85,14 @@ def test_a_core_read_once_a_second_measures_what_was_lost(tmp_path: Path) -> Non
     assert not report.findings[0].upper_bound
 
 
-def test_a_wait_that_the_device_worked_through_is_seen_at_that_grain(tmp_path: Path) -> None:
+def test_device_samples_once_a_second_show_hidden_waits(tmp_path: Path) -> None:
     devices = [{"id": "neuron-0-core-0"}, {"id": CORE}]
     hidden = make_training([(0.2, 0.3)] * 30, hidden=True)
     report = report_of(tmp_path / "node", hidden, devices, once_a_second)
     assert lost_s(report) == pytest.approx(0.0, abs=0.1)
 
 
-def test_a_device_that_never_says_it_is_busy_leaves_an_upper_bound(tmp_path: Path) -> None:
+def test_a_device_without_busy_time_leaves_an_upper_bound(tmp_path: Path) -> None:
     report = report_of(tmp_path / "node", make_training([(0.2, 0.3)] * 30), [GAUDI], as_power)
     ledger = report.ranks[0]
     assert (ledger.device, ledger.source, ledger.unmeasured_ns) == ("", "host-spans", 0)

@@ -50,7 +50,7 @@ def plain_loop(pauses: dict[int, str], device: bool = True) -> Script:
     [("U0.9", True), ("F0.5", True), ("F0.5", False)],
     ids=["validation", "log", "log without a device"],
 )
-def test_what_the_host_does_without_a_mark_is_evaluation_or_logging(
+def test_unmarked_host_work_counts_as_evaluation_or_logging(
     pause: str, device: bool, tmp_path: Path
 ) -> None:
     """In every tenth step, validation on the CPU for 0.9 s, or a log blocked for 0.5 s.
@@ -100,7 +100,9 @@ def loader_of(epochs: int) -> Script:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 4])
-def test_workers_of_finished_epochs_change_no_verdict(epochs: int, tmp_path: Path) -> None:
+def test_workers_of_finished_epochs_leave_the_verdict_unchanged(
+    epochs: int, tmp_path: Path
+) -> None:
     report = analyze_script(loader_of(epochs), tmp_path)
     lost = lost_seconds(report)
     preparing = named(report, "cpu-preprocess")
@@ -131,7 +133,7 @@ def test_contention_names_the_process_that_takes_the_cpus(tmp_path: Path) -> Non
     assert "python (pid 4711) 1.0" in advice.because
 
 
-def test_a_cold_cache_says_what_a_cache_saves_and_what_the_disk_gives(tmp_path: Path) -> None:
+def test_a_cold_cache_finding_states_refaults_and_disk_read_rate(tmp_path: Path) -> None:
     """Of 2 MiB a second that the worker reads, 384 pages of 4 KiB, three quarters, are refaults."""
     script = make_training([(0.24, 0.26)] * 50)
     script.network["disk.read_bytes_total", "vda"] = 2 << 20

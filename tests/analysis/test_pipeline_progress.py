@@ -21,7 +21,7 @@ def two_nodes(folder: Path) -> list[int]:
     return [measure_size_bytes([folder / f"node-{number}"]) for number in (0, 1)]
 
 
-def test_bytes_and_nodes_grow_to_all_there_are(tmp_path: Path) -> None:
+def test_progress_grows_to_the_total_bytes_and_nodes(tmp_path: Path) -> None:
     first, second = two_nodes(tmp_path)
     recorded: list[Progress] = []
     with_it = analyze(tmp_path, on_progress=recorded.append)
@@ -46,7 +46,7 @@ def run(folder: Path, stderr: int) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, env=environment)
 
 
-def test_the_bar_is_for_terminals_only(tmp_path: Path) -> None:
+def test_the_progress_bar_is_shown_on_terminals_only(tmp_path: Path) -> None:
     two_nodes(tmp_path)
     master, slave = pty.openpty()
     shown = run(tmp_path, slave)

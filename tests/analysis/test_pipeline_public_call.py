@@ -16,7 +16,7 @@ from clusterprof.errors import NoRecording, UsageError
 RECORDING = Path(__file__).resolve().parents[1] / "recordings" / "dlrm-8rank"
 
 
-def test_a_recording_is_analyzed_by_its_path_as_text_or_as_a_path() -> None:
+def test_a_recording_path_may_be_text_or_a_path_object() -> None:
     report = clusterprof.analyze(RECORDING)
     assert len(report.ranks) == 8
     assert report.lost_ns > 0 and report.findings
@@ -24,7 +24,7 @@ def test_a_recording_is_analyzed_by_its_path_as_text_or_as_a_path() -> None:
     assert clusterprof.analyze(str(RECORDING)) == report
 
 
-def test_several_paths_are_one_run() -> None:
+def test_several_paths_are_analyzed_as_a_single_run() -> None:
     nodes = sorted(folder for folder in RECORDING.iterdir() if folder.is_dir())
     assert len(nodes) == 2
     together, whole = clusterprof.analyze(nodes), clusterprof.analyze(RECORDING)
@@ -57,7 +57,7 @@ def test_the_documented_errors_are_raised(tmp_path: Path) -> None:
     assert len(clusterprof.analyze([copy, note], leave_unknown=True).ranks) == 8
 
 
-def test_the_package_loads_no_analysis_until_the_call_is_used() -> None:
+def test_the_analysis_is_imported_at_its_first_use() -> None:
     code = (
         "import sys, clusterprof\n"
         "heavy = {'numpy', 'msgspec', 'typing', 'clusterprof.analysis'}\n"
@@ -73,6 +73,6 @@ def _list_paths() -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path for path in sys.path if path)}
 
 
-def test_no_other_name_is_invented() -> None:
+def test_an_unknown_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         clusterprof.analyse  # type: ignore[attr-defined]  # noqa: B018

@@ -100,7 +100,9 @@ def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("missing", [*KINDS, *SIGNALS, *GROUPS])
-def test_less_sight_never_moves_time_sideways(full: tuple, missing: str, tmp_path: Path) -> None:
+def test_a_missing_signal_never_moves_time_to_another_cause(
+    full: tuple, missing: str, tmp_path: Path
+) -> None:
     on_device, before = full
     scripts = job(on_device)
     if missing in KINDS:

@@ -72,7 +72,7 @@ def sums(report: Report) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_file_gives_the_report_that_memory_gives(
+def test_spilling_to_a_file_gives_the_same_report_as_memory(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     expected = analyze(folder)
@@ -88,12 +88,12 @@ def test_a_file_gives_the_report_that_memory_gives(
     assert not os.path.exists(places[0].address)
 
 
-def test_small_recordings_touch_no_disk(folder: Path) -> None:
+def test_small_recordings_are_kept_in_memory(folder: Path) -> None:
     with open_spill([folder / "node-0", folder / "node-1"]) as place:
         assert place == IN_MEMORY
 
 
-def test_the_folder_of_a_killed_process_is_removed_by_the_next(
+def test_the_next_process_removes_the_folder_of_a_killed_process(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
@@ -119,7 +119,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(
         assert not address.exists() and Path(place.address).exists()
 
 
-def test_a_folder_that_is_just_being_made_is_left_alone(temporary: Path) -> None:
+def test_a_newly_made_folder_is_not_removed_as_stale(temporary: Path) -> None:
     new = temporary / f"{spill.PREFIX}new"
     new.mkdir()
     spill.remove_stale_folders(temporary)
@@ -127,7 +127,9 @@ def test_a_folder_that_is_just_being_made_is_left_alone(temporary: Path) -> None
     new.rmdir()
 
 
-def test_the_folder_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_stops_at_the_size_limit_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spill, "_CHECK_BYTES", 30)
     place = SpillLocation(str(tmp_path), in_memory_bytes=50, max_bytes=250)
     with SpillWriter(place) as first, SpillWriter(place.with_number(1)) as second:
@@ -138,7 +140,7 @@ def test_the_folder_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert "the limit of 250 bytes is reached" in second.why_full
 
 
-def test_blocks_in_an_array_are_found_by_the_location_they_were_given() -> None:
+def test_blocks_in_an_array_are_found_by_their_locations() -> None:
     sink = bytearray()
     place = SpillLocation(in_memory_bytes=10, number=3, sink=sink)
     with SpillWriter(place) as shelf:
@@ -156,7 +158,7 @@ def test_blocks_in_an_array_are_found_by_the_location_they_were_given() -> None:
             reader.get(4 << 40, 1)
 
 
-def test_nor_by_an_analysis_that_fails(
+def test_a_failed_analysis_leaves_no_spill_folder(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "SMALL_BYTES", 0)
@@ -167,7 +169,7 @@ def test_nor_by_an_analysis_that_fails(
         analyze(folder)
 
 
-def test_shelves_of_several_processes_share_a_file(tmp_path: Path) -> None:
+def test_several_writers_append_to_the_same_file(tmp_path: Path) -> None:
     place = SpillLocation(str(tmp_path))
     with (
         SpillWriter(place) as spill_writer,
@@ -185,7 +187,7 @@ def test_shelves_of_several_processes_share_a_file(tmp_path: Path) -> None:
             reader.get(19, 5)
 
 
-def test_more_writers_than_files_may_be_open(tmp_path: Path) -> None:
+def test_the_reader_keeps_the_number_of_open_files_bounded(tmp_path: Path) -> None:
     place = SpillLocation(str(tmp_path))
     locations = []
     for number in range(2 * spill._MAX_OPEN_FILES):
@@ -199,7 +201,7 @@ def test_more_writers_than_files_may_be_open(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) - before == spill._MAX_OPEN_FILES
 
 
-def test_without_a_folder_for_temporary_files_some_is_kept_in_memory(
+def test_a_missing_temporary_folder_keeps_operations_in_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: object, **__: object) -> object:
@@ -238,7 +240,9 @@ def test_a_full_disk_is_reported(folder: Path, temporary: Path, in_memory_bytes:
     assert "'peers': 24000000000" in reasons  # all 18 s of rank 0, 6 s of rank 1
 
 
-def test_what_cannot_be_read_back_stays_between_ranks(folder: Path, temporary: Path) -> None:
+def test_unreadable_spilled_operations_leave_waits_between_ranks_unattributed(
+    folder: Path, temporary: Path
+) -> None:
     stored = temporary / "stored"
     stored.mkdir()
     place = SpillLocation(str(stored))

@@ -14,7 +14,7 @@ from clusterprof.errors import UsageError
 from clusterprof.fleet.database import Ledger, Price, RecordedInput, open_ledger
 from clusterprof.fleet.job_entry import JobEntry, PlaceTime
 from clusterprof.fleet.queries import Choice, FleetSummary, parse_date, summarize_ledger
-from tests.support.fleet_jobs import MONDAY_NS, WEEK_NS, S, make_entry
+from tests.support.fleet_jobs import MONDAY_NS, WEEK_NS, S, find_node, make_entry
 
 NODES = [f"n{number:02d}" for number in range(20)]
 
@@ -141,7 +141,7 @@ def test_a_lemon_has_the_p_value_of_its_jobs(tmp_path: Path) -> None:
         for number, team in enumerate(others * 3)
     ][:8]
     summary = summarize(tmp_path, *entries)
-    lemon = summary.find_node("lemon")
+    lemon = find_node(summary, "lemon")
     assert (lemon.tested, lemon.culprit, lemon.expected) == (8, 8, pytest.approx(2))
     assert lemon.p == pytest.approx(4**-8)
     assert len(summary.nodes) == 10 and lemon.adjusted_p == pytest.approx(10 * 4**-8)
@@ -155,7 +155,7 @@ def test_a_node_is_not_a_lemon_after_a_few_jobs(tmp_path: Path) -> None:
     """Two of two jobs: p = 1/16, times 4 nodes."""
     entries = [make_entry(number, ["a", "b", "c", "d"], ["b"]) for number in range(2)]
     summary = summarize(tmp_path, *entries)
-    assert summary.find_node("b").adjusted_p == pytest.approx(4 / 16)
+    assert find_node(summary, "b").adjusted_p == pytest.approx(4 / 16)
     assert summary.lemons == ()
 
 
@@ -190,7 +190,7 @@ def test_a_node_always_holding_rank_0_is_not_a_lemon(tmp_path: Path) -> None:
         return members[0] if chance.random() < 0.8 else None
 
     summary = summarize(tmp_path, *draw_jobs(1, 200, draw))
-    first = summary.find_node("n00")
+    first = find_node(summary, "n00")
     assert first.culprit > 0.9 * first.tested > 20
     assert summary.lemons == ()
 

@@ -9,6 +9,7 @@ from clusterprof.fleet.database import open_ledger
 from clusterprof.fleet.intake import find_runs, update_ledger
 from clusterprof.fleet.queries import FleetSummary, summarize_ledger
 from clusterprof_lab.fleet import USERS, FleetTruth, make_fleet, make_templates
+from tests.support.fleet_jobs import find_node
 
 JOBS = 240
 
@@ -29,7 +30,7 @@ def test_only_the_bad_nodes_are_reported_as_lemons(fleet: tuple[FleetTruth, Flee
     truth, summary = fleet
     assert {lemon.node for lemon in summary.lemons} == set(truth.lemons)
     for lemon in summary.lemons:
-        node = summary.find_node(lemon.node)
+        node = find_node(summary, lemon.node)
         assert node.culprit <= node.tested <= node.jobs
         # it was bad in most of its jobs, and was seen to be in nearly all of these
         assert node.culprit >= 0.8 * truth.bad_jobs[lemon.node]

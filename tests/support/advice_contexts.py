@@ -15,7 +15,7 @@ from clusterprof.analysis.advice.context import (
     RankSetup,
 )
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.report.model import Culprit, Evidence, Finding
+from clusterprof.report.model import UNKNOWN_RESOURCE, Culprit, Evidence, Finding
 from clusterprof.units import infer_unit
 
 S = 1_000_000_000
@@ -58,7 +58,9 @@ def make_context(cause: str, evidence: tuple[Evidence, ...] = (), **changes: Any
     setup."""
     about = {name: changes.pop(name) for name in list(changes) if name in Finding.__slots__}
     if "resource" in changes:
-        culprit = Culprit("node-a", 3, "GPU-3", changes.pop("resource"), own_ns=40 * S)
+        facts = changes.pop("resource_facts", UNKNOWN_RESOURCE)
+        text = changes.pop("resource")
+        culprit = Culprit("node-a", 3, "GPU-3", text, own_ns=40 * S, resource_facts=facts)
         about["culprits"] = (culprit,)
     setup = {name: changes.pop(name) for name in list(changes) if name in RankSetup.__slots__}
     machine = {name: changes.pop(name) for name in list(changes) if name in Machine.__slots__}

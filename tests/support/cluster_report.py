@@ -8,6 +8,7 @@ one node preprocessing held its ranks up for 5 s once, and every other rank for 
 from __future__ import annotations
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
+from clusterprof.report.history import SlowStepSummary
 from clusterprof.report.model import (
     Advice,
     Cause,
@@ -22,7 +23,6 @@ from clusterprof.report.model import (
     Persistence,
     RankLedger,
     Report,
-    SlowStepSummary,
 )
 
 S = 1_000_000_000

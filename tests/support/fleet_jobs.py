@@ -21,6 +21,7 @@ from clusterprof.fleet.job_entry import (
     NodeTime,
     PlaceTime,
 )
+from clusterprof.fleet.queries import FleetSummary, NodeSums
 
 S = 1_000_000_000
 WEEK_NS = 7 * 86_400 * S
@@ -106,3 +107,9 @@ def _list_culprits(nodes: Sequence[str], culprits: Sequence[str]) -> list[Culpri
         for node in culprits
     ]
     return storage + slow
+
+
+def find_node(summary: FleetSummary, name: str) -> NodeSums:
+    """Return the sums of the only node of this name."""
+    (node,) = (node for node in summary.nodes if node.node == name)
+    return node

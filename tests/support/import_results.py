@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Importer
 from clusterprof.analysis.importers.core.byte_sources import open_sources
+from clusterprof.analysis.importers.core.columns import SpanTable
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
-from clusterprof.trace.schema import Columns, Event, Spans
+from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Spans
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -98,3 +100,11 @@ def decode_operation(d: int) -> tuple[int, int]:
 
 def _list_records(node: NodeTables) -> Iterable[Any]:
     return (record for batch in node.records() for record in batch)
+
+
+def read_span_table(spans: SpanTable) -> np.ndarray:
+    """List all spans in the order in which they were added: int64[7, n], by `SPAN_FIELDS`."""
+    batches = [np.empty((len(SPAN_FIELDS), 0), np.int64)]
+    for batch in spans._batches:
+        batches.append(np.vstack(np.broadcast_arrays(*batch.fields(slice(None)))))
+    return np.concatenate(batches, axis=1)

@@ -26,6 +26,7 @@ from clusterprof.analysis.importers.workloads.dlio import Dlio
 from clusterprof.analysis.importers.workloads.mllog import Mllog
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 
 Answer = tuple[str, str, str, str, str, str, bool]
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -63,7 +64,7 @@ def _import(importer: Importer, *paths: Path) -> tuple[list[NodeTables], list[Ac
 
 def _list_spans(node: NodeTables, pid: int, kind: int) -> Any:
     """Spans of a kind: fields by row."""
-    table = node._spans[pid].to_array()
+    table = read_span_table(node._spans[pid])
     return table[:, table[2] == kind]
 
 

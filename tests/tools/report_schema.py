@@ -64,7 +64,7 @@ def describe_class(definition: dict[str, Any], class_: type) -> None:
     """Make an object closed and complete, and describe it and its keys."""
     classes = [class_, *(vars(module).get(class_.__name__) for module in MODULES)]
     classes = [described for described in classes if described is not None]
-    properties = {}
+    properties, required = {}, []
     for field in msgspec.inspect.type_info(class_).fields:
         value = simplify_schema(definition["properties"][field.name])
         value.pop("default", None)
@@ -74,11 +74,13 @@ def describe_class(definition: dict[str, Any], class_: type) -> None:
         texts += [list_docstrings(described).get(attribute) for described in classes[1:]]
         text = next(filter(None, texts), "")
         properties[field.name] = {"description": make_plain_text(text), **value} if text else value
+        if not extra.get("omit_if_empty"):
+            required.append(field.name)
     definition.clear()
     definition["description"] = make_plain_text(next(filter(None, (c.__doc__ for c in classes))))
     definition["type"] = "object"
     definition["additionalProperties"] = False
-    definition["required"] = list(properties)
+    definition["required"] = required
     definition["properties"] = properties
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.launch.election import choose_base
@@ -304,7 +304,24 @@ _PATH_WORDS = {
     "numa": "of the same NUMA node",
     "system": "of another NUMA node",
 }
-_PEER_MEMORY_REMEDY = "load nvidia-peermem (modprobe nvidia-peermem)"
+
+
+class _FabricGap(NamedTuple):
+    """What is missing between cards and GPUs."""
+
+    subject: str
+    reason: str
+    remedy: str = ""
+
+    def format_line(self) -> str:
+        """Format it as one line."""
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.subject}: {self.reason}{remedy}"
+
+    def build_coverage_gap(self) -> CoverageGap:
+        """Build the coverage gap that `doctor` groups by reason."""
+        owner = OWNER_ADMIN if self.remedy else OWNER_NOBODY
+        return CoverageGap((self.subject,), (), "absent", self.reason, self.remedy, owner)
 
 
 def check_fabric(roots: Roots | None = None) -> SourceCheck:
@@ -327,25 +344,16 @@ def check_fabric(roots: Roots | None = None) -> SourceCheck:
         return SourceCheck(
             FABRIC_CHECK_NAME, "absent", "", message, "", OWNER_NOBODY, elsewhere="rails and bonds"
         )
-    missing = [*_describe_far_cards(layout), *_describe_gpudirect_gaps(layout)]
+    missing = [*_list_far_cards(layout), *_list_gpudirect_gaps(layout)]
     missing += [
-        f"{nic['name']}'s member {member}: it is down"
+        _FabricGap(f"{nic['name']}'s member {member}", "it is down")
         for nic in bonds
         for member in _get_down_members(nic)
     ]
-    holes = tuple(_build_gap(gap_text) for gap_text in missing)
+    texts = tuple(gap.format_line() for gap in missing)
+    holes = tuple(gap.build_coverage_gap() for gap in missing)
     return SourceCheck(
-        FABRIC_CHECK_NAME, "available", "; ".join(findings), "", "", "", tuple(missing), holes
-    )
-
-
-def _build_gap(text: str) -> CoverageGap:
-    """Build the coverage gap that `doctor` groups by reason, from its text."""
-    subject, _, reason = text.partition(": ")
-    remedy = _PEER_MEMORY_REMEDY if reason.endswith(_PEER_MEMORY_REMEDY) else ""
-    reason = reason.removesuffix(f"; {_PEER_MEMORY_REMEDY}")
-    return CoverageGap(
-        (subject,), (), "absent", reason, remedy, OWNER_ADMIN if remedy else OWNER_NOBODY
+        FABRIC_CHECK_NAME, "available", "; ".join(findings), "", "", "", texts, holes
     )
 
 
@@ -381,23 +389,23 @@ def _describe_gpudirect(layout: Mapping[str, Any]) -> Iterator[str]:
         yield "GPUDirect by dma-buf if the library uses it"
 
 
-def _describe_far_cards(layout: Mapping[str, Any]) -> Iterator[str]:
+def _list_far_cards(layout: Mapping[str, Any]) -> Iterator[_FabricGap]:
     for entry in layout.get("gpu_nics", ()):
         if entry["path"] == inventory.PCI_PATHS[-1]:
             nics = _format_names(entry["nics"])
-            yield f"a card near GPU {entry['gpu']}: the nearest, {nics}, is {_PATH_WORDS['system']}"
+            reason = f"the nearest, {nics}, is {_PATH_WORDS['system']}"
+            yield _FabricGap(f"a card near GPU {entry['gpu']}", reason)
 
 
-def _describe_gpudirect_gaps(layout: Mapping[str, Any]) -> Iterator[str]:
+def _list_gpudirect_gaps(layout: Mapping[str, Any]) -> Iterator[_FabricGap]:
     gpudirect = layout.get("gpudirect")
     if gpudirect is None:
         return
     if "module" not in gpudirect:
-        yield "GPUDirect: /proc/modules cannot be read, so its state is unknown"
+        yield _FabricGap("GPUDirect", "/proc/modules cannot be read, so its state is unknown")
     elif not gpudirect["module"] and not gpudirect.get("dma_buf", True):
-        yield (
-            f"GPUDirect: no module and no dma-buf, data pass through the host;"
-            f" {_PEER_MEMORY_REMEDY}"
-        )
+        reason = "no module and no dma-buf, data pass through the host"
+        yield _FabricGap("GPUDirect", reason, "load nvidia-peermem (modprobe nvidia-peermem)")
     elif not gpudirect["module"] and "dma_buf" not in gpudirect:
-        yield "nvidia-peermem: unknown whether the driver offers dma-buf instead"
+        reason = "unknown whether the driver offers dma-buf instead"
+        yield _FabricGap("nvidia-peermem", reason)

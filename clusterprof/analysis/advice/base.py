@@ -93,6 +93,8 @@ class Recommender(Protocol):
     def effort(self) -> Effort: ...
     @property
     def withheld_text(self) -> str: ...
+    @property
+    def needs_workers(self) -> bool: ...
 
     def advise(self, context: AdviceContext) -> Advice | None:
         """Return the advice for this run; None if a rule excludes it."""
@@ -122,6 +124,8 @@ class Recommendation:
     diagnose: bool = False
     withheld_text: str = ""
     """Text shown if a rule excludes this advice: "More workers are not advised"."""
+    needs_workers: bool = False
+    """True if nobody expects it of a job without workers: that text is not shown then."""
     place: Literal["rank", "node", "job"] = "rank"
     """Whom it addresses: the culprit ranks, the operator of their node, or the whole job."""
     effort: Effort = field(kw_only=True)
@@ -154,8 +158,11 @@ def format_evidence(item: Evidence) -> str:
     return f"{item.name} {format_quantity(item.value, item.unit)}{note}"
 
 
-def describe_location(context: AdviceContext) -> str:
-    """Describe node and rank if the cause is theirs and not the whole job's; "" otherwise."""
+def describe_location(context: AdviceContext, with_ranks: bool = True) -> str:
+    """Describe node and rank if the cause is theirs and not the whole job's; "" otherwise.
+
+    with_ranks: name the ranks of the node, where there are several nodes.
+    """
     culprits = context.finding.culprits
     if not culprits or (context.ranks < 2 and context.nodes < 2):
         return ""
@@ -175,7 +182,7 @@ def describe_location(context: AdviceContext) -> str:
         few = f"rank{'' if len(ranks) == 1 else 's'} {format_number_list(ranks)}"
     if context.nodes < 2:
         return f"on {few or names[0]}"
-    return f"on {names[0]}, {few}" if few else f"on {names[0]}"
+    return f"on {names[0]}, {few}" if few and with_ranks else f"on {names[0]}"
 
 
 def describe_loss_share(context: AdviceContext) -> str:
@@ -194,10 +201,8 @@ def _with_location(what: str, context: AdviceContext, whom: str) -> str:
     place = (
         ""
         if whom == "job" or (whom == "node" and context.nodes < 2)
-        else describe_location(context)
+        else describe_location(context, with_ranks=whom != "node")
     )
-    if whom == "node":
-        place = place.partition(", rank")[0]
     return f"{place[:1].upper()}{place[1:]}: {what[:1].lower()}{what[1:]}" if place else what
 
 

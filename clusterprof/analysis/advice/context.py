@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from clusterprof.analysis.attribution.confidence import MIN_SCORE_TO_NAME
 from clusterprof.report.code import CodeLocation
-from clusterprof.report.model import Evidence, Finding
+from clusterprof.report.model import UNKNOWN_RESOURCE, Evidence, Finding, ResourceFacts
 
 MIN_JUDGED_NS = 50_000_000
 """Time in steps of a rank from which a job is judged; what start-up leaves behind is shorter."""
@@ -169,6 +169,8 @@ class AdviceContext:
     """True if only a window of the job was recorded, such as a few steps in a profiler."""
     is_family: bool = False
     """True if only the family of the cause could be determined."""
+    saves_nothing: bool = False
+    """True if the job without the cause, replayed, ends no sooner."""
     other_causes: frozenset[str] = frozenset()
     """Ids of the other causes that lost a quarter as much or more."""
     missing_signals: tuple[str, ...] = ()
@@ -206,6 +208,17 @@ class AdviceContext:
         return step_ns is not None and step_ns * steps < needed_ns
 
     @property
+    def resource_facts(self) -> ResourceFacts:
+        """What is known of the resource, for code."""
+        culprits = self.finding.culprits
+        return culprits[0].resource_facts if culprits else UNKNOWN_RESOURCE
+
+    @property
+    def resource_name(self) -> str:
+        """The mount or disk of the chief culprit, without what is below it."""
+        return self.resource_facts.name or self.resource
+
+    @property
     def workers(self) -> int | None:
         """Data loader workers of the rank; None if unknown."""
         if self.setup.loader is not None:
@@ -216,7 +229,7 @@ class AdviceContext:
     @property
     def mount(self) -> Mount | None:
         """The named mount, as the header of the recording describes it."""
-        name = self.resource.partition(" (")[0]
+        name = self.resource_name
         return next(
             (mount for mount in self.machine.mounts if name in (mount.point, mount.source)), None
         )

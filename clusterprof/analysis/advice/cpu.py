@@ -128,9 +128,9 @@ def _fill_prefetch(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_cheaper_preprocessing(context: AdviceContext) -> FilledRecommendation:
-    who, _, pid = context.resource.partition(" pid ")
-    number, here = (pid, " of this run") if pid.isdecimal() else ("PID", "")
-    what = "the training process" if who == "training process" else "a worker"
+    kind, pid = context.resource_facts.kind, context.resource_facts.pid
+    number, here = ("PID", "") if pid is None else (str(pid), " of this run")
+    what = "the training process" if kind == "training-process" else "a worker"
     change = "do once and offline what every epoch repeats (decode, resize, tokenize), and the rest"
     change += " with fewer operations"
     if not context.code:
@@ -260,6 +260,7 @@ CPU_RECOMMENDATIONS = (
             WORKERS_START,
         ),
         withheld_text="More workers are not advised",
+        needs_workers=True,
         effort="setting",
     ),
     Recommendation(
@@ -417,7 +418,7 @@ def _has_cpus_for_workers(context: AdviceContext) -> bool:
 
 
 def _is_unbound(context: AdviceContext) -> bool:
-    return not context.resource.startswith("affinity")
+    return context.resource_facts.kind != "cpu-set"
 
 
 NOT_BOUND = ExclusionRule("not-bound", "affinity and cpuset leave the job enough CPUs", _is_unbound)

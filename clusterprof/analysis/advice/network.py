@@ -9,7 +9,6 @@ Which of those for transfers helps depends on how many operations a step has and
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from clusterprof.analysis.advice.base import (
@@ -24,24 +23,24 @@ from clusterprof.analysis.advice.rules import (
     get_evidence_value,
     make_missing_evidence_rule,
 )
-from clusterprof.analysis.detectors.cross_rank import FASTER_DEVICE_NOTE, UNUSED_PORT_NOTE
+from clusterprof.report.model import EvidenceSign
 from clusterprof.units import format_quantity
 
 _LOSS = "half of a link's rate lost costs a collective up to 57 % (arXiv 2606.01680)"
-_FASTER_PATTERN = re.compile(FASTER_DEVICE_NOTE.format(device=r"(\S+)"))
-_UNUSED_PATTERN = re.compile(UNUSED_PORT_NOTE + r": (\S+) of ")
 
 
 def find_faster_device(context: AdviceContext) -> str:
     """Find the idle device that is faster than the one in use; "" if the evidence has none."""
-    matches = (_FASTER_PATTERN.search(item.note) for item in context.evidence)
-    return next((match[1] for match in matches if match), "")
+    return _find_device(context, "faster-device-idle")
 
 
 def find_unused_port(context: AdviceContext) -> str:
     """Find the RDMA port that was unused while TCP carried the traffic; "" for none."""
-    matches = (_UNUSED_PATTERN.search(item.note) for item in context.evidence)
-    return next((match[1] for match in matches if match), "")
+    return _find_device(context, "port-unused")
+
+
+def _find_device(context: AdviceContext, sign: EvidenceSign) -> str:
+    return next((item.device for item in context.evidence if item.sign == sign), "")
 
 
 def _format_nccl_port(port: str) -> str:

@@ -227,8 +227,8 @@ DIVISION_RECOMMENDATIONS = (
 
 
 def _fill_awaited_work(context: AdviceContext) -> FilledRecommendation:
-    name, pid = context.resource, context.resource.rpartition(" ")[2]
-    target = pid if pid.isdigit() and name.startswith("process ") else "PID"
+    name, facts = context.resource, context.resource_facts
+    target = "PID" if facts.kind != "process" or facts.pid is None else str(facts.pid)
     profile = mark_command(f"py-spy record -d 30 --pid {target}")
     return FilledRecommendation(
         f"{profile} names the lines that take its time; then make them cheaper, let it work ahead"
@@ -471,7 +471,7 @@ def _has_no_workers(context: AdviceContext) -> bool:
     """Return whether the training process makes its batches itself."""
     workers = context.find_evidence("loader.workers_count")
     if context.cause == "cpu-preprocess":  # with a data loader, `more-workers` applies
-        return context.workers is None and context.resource.startswith("training process")
+        return context.workers is None and context.resource_facts.kind == "training-process"
     return workers is not None and workers.value == 0
 
 

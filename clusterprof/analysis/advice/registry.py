@@ -45,7 +45,7 @@ RECOMMENDATIONS: tuple[Recommender, ...] = (
 NOTHING_LOST = ExclusionRule(
     "nothing-lost",
     "nothing was lost to the cause (a wait that the queue of the device hid costs nothing)",
-    lambda s: s.finding.lost_ns <= 0 or s.finding.recoverable_ns == 0,
+    lambda s: s.finding.lost_ns <= 0 or s.saves_nothing,
 )
 """Excludes every recommendation."""
 
@@ -128,7 +128,7 @@ def explain_withheld(context: AdviceContext) -> tuple[str, ...]:
     for recommendation in _select_by_cause(context.cause):
         rule = next((rule for rule in recommendation.unless if rule.holds(context)), None)
         text = recommendation.withheld_text
-        if not has_workers and text.startswith("More workers"):
+        if recommendation.needs_workers and not has_workers:
             continue  # there are none
         if text and rule is not None and rule.why is not None:
             sentences.append(f"{text}: {rule.why(context)}")

@@ -165,7 +165,7 @@ def _is_disk_saturated(context: AdviceContext) -> bool:
     )
     if busy is None or busy.value < BUSY_DISK_RATIO:
         return False
-    name = context.resource.partition(" (")[0]
+    name = context.resource_name
     disk = next((candidate for candidate in context.machine.disks if candidate.name == name), None)
     alone = queue is not None and queue.value < SINGLE_REQUEST_COUNT
     return not (alone and disk is not None and disk.rotational is False)

@@ -35,14 +35,10 @@ COORDL_GAIN = "up to 5x over the page cache alone on one server (CoorDL, VLDB 20
 _READ_CAUSES = ("storage-local", "storage-remote", "storage-object")
 
 
-def _get_resource_name(context: AdviceContext) -> str:
-    return context.resource.partition(" (")[0]
-
-
 def find_faster_disk(context: AdviceContext) -> Disk | None:
     """Find a solid-state disk of the node if the disk in use rotates; None otherwise."""
     used = next(
-        (disk for disk in context.machine.disks if disk.name == _get_resource_name(context)), None
+        (disk for disk in context.machine.disks if disk.name == context.resource_name), None
     )
     if used is None or not used.rotational:
         return None
@@ -112,7 +108,7 @@ def _fill_local_copy(context: AdviceContext) -> FilledRecommendation:
 def _fill_faster_disk(context: AdviceContext) -> FilledRecommendation:
     disk = find_faster_disk(context)
     name = disk.name if disk is not None else "a solid-state disk"
-    used = _get_resource_name(context)
+    used = context.resource_name
     return FilledRecommendation(
         f"move the data from {used} to a folder on {name}, and point the data set at it",
         (f"{used} is a rotating disk, {name} is not",),
@@ -123,7 +119,7 @@ def _fill_faster_disk(context: AdviceContext) -> FilledRecommendation:
 def _fill_fewer_bytes(context: AdviceContext) -> FilledRecommendation:
     return FilledRecommendation(
         "store samples resized and compressed as training needs them (once, offline), or spread the"
-        f" data over more disks than {_get_resource_name(context) or 'this one'}",
+        f" data over more disks than {context.resource_name or 'this one'}",
         ("the waits read more than the disk can deliver",),
     )
 
@@ -164,7 +160,7 @@ def _fill_memory_limit(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_contention(context: AdviceContext) -> FilledRecommendation:
-    disk = _get_resource_name(context) or "the disk"
+    disk = context.resource_name or "the disk"
     return FilledRecommendation(
         f"{mark_command('sudo iotop -oPa')} or {mark_command('pidstat -d 1')} says who reads and"
         f" writes {disk}; move that to another disk, node or hour",
@@ -245,6 +241,7 @@ STORAGE_RECOMMENDATIONS = (
             MEMORY_SHORT,
         ),
         withheld_text="More workers are not advised",
+        needs_workers=True,
         effort="setting",
     ),
     Recommendation(
@@ -368,7 +365,7 @@ def _quote_mount_point(context: AdviceContext) -> str:
     """Return the mount point quoted for a command."""
     if context.mount is not None:
         return shlex.quote(context.mount.point)
-    name = _get_resource_name(context)
+    name = context.resource_name
     return shlex.quote(name) if name else "MOUNT"
 
 

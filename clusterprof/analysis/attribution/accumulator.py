@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterprof.report.model import ResourceKind
+
 MAX_SLOWEST_STEPS = 64  # steps of a rank that are kept individually
 SHARE_SCALE = 1 << 20  # fixed-point scale; 300 s in ns times it is 3e17, well inside int64
 
@@ -52,9 +54,9 @@ class Accumulator:
     """(cause id, name, unit, note) -> sum of values, or of value * weight * 1000."""
     weights: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
     """(cause id, name, unit, note) -> weight; absent for evidence that is summed (`…_total`)."""
-    resources: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(cause id, resource) -> ns in fixed-point shares, claimed while that resource was
-    prominent.
+    resources: Mapping[tuple[str, str, ResourceKind, str, int], int] = field(default_factory=dict)
+    """(cause id, resource, its kind, name and process id or -1) -> ns in fixed-point
+    shares, claimed while that resource was prominent.
     """
     evaluated: Mapping[str, int] = field(default_factory=dict)
     """Cause id -> segments in which its detector was evaluated and did not abstain."""

@@ -58,8 +58,6 @@ from clusterprof.probe import layout
 from clusterprof.report.model import Culprit, Evidence, Finding
 
 FAIL_HANG = "fail-hang"
-HANG_NOTE = "progress stopped"
-"""Words with which the note on a hang begins."""
 _MAX_NOTES = 8
 _HANG_CONFIDENCE, _UNRECORDED_ROOT_CONFIDENCE = 0.95, 0.7
 _THREAD_STATES = {
@@ -75,17 +73,20 @@ _THREAD_STATES = {
 def attribute_hangs(state: JobState) -> JobState:
     """Find ranks that hung in the end, move their time to `fail-hang` and describe it."""
     analysis = analyze_hangs(state.nodes)
-    notes = [
+    # Work that is waited for and a look into NCCL explain; they are no failures.
+    explained = [
         _describe_working_root(hang, analysis) for hang in analysis.waits_for_working[:_MAX_NOTES]
     ]
     if not analysis.hangs:
-        return _with_hang_reports(state, (), notes)
+        return replace(state, notes=(*explained, *state.notes))
     lost = _measure_hang_times(analysis)
     nodes = tuple(_with_hang_time(node, lost) for node in state.nodes)
-    notes = [_describe_hang(hang, analysis) for hang in analysis.hangs[:_MAX_NOTES]] + notes
-    notes += describe_ras(state.nodes)
+    notes = [_describe_hang(hang, analysis) for hang in analysis.hangs[:_MAX_NOTES]]
     finding = _build_hang_finding(nodes, analysis)
-    return _with_hang_reports(replace(state, nodes=nodes), (finding,), notes)
+    state = replace(
+        state, nodes=nodes, notes=(*explained, *describe_ras(state.nodes), *state.notes)
+    )
+    return _with_hang_reports(state, (finding,), notes)
 
 
 def _with_hang_reports(

@@ -555,16 +555,15 @@ def _compare_outliers(
     if not outliers or not other_values:
         return None
     values = [by_node[node].evidence.value for node in outliers]
-    item = by_node[outliers[0]].evidence
-    note = item.note.rpartition(": ")[0]
+    first = by_node[outliers[0]]
     return PeerComparison(
         name,
-        item.unit,
+        first.evidence.unit,
         median_low(values),
         median_low(other_values),
         len(other_values),
         "node",
-        note,
+        first.note,
     )
 
 

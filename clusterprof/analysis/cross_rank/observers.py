@@ -38,7 +38,8 @@ from clusterprof.analysis.attribution.what_if import WhatIfReplay, WhatIfSavings
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.timeline.collectives.operations import Operations
 from clusterprof.analysis.timeline.model import Int
-from clusterprof.report.model import Persistence, SlowStepSummary
+from clusterprof.report.history import SlowStepSummary
+from clusterprof.report.model import Persistence
 from clusterprof.util.statistics import find_quantile
 
 _TOO_FEW_STEPS = f"fewer than {MIN_STEPS_FOR_TAIL} steps were recorded"

@@ -66,14 +66,8 @@ def find_network_faults(state: JobState) -> JobState:
 
 
 def move_hangs_first(state: JobState) -> JobState:
-    """Put the findings and notes on hangs before all others."""
-    return replace(
-        state,
-        findings=(*state.hang_findings, *state.findings),
-        notes=(*state.hang_notes, *state.notes),
-        hang_findings=(),
-        hang_notes=(),
-    )
+    """Put the findings on hangs before all others."""
+    return replace(state, findings=(*state.hang_findings, *state.findings), hang_findings=())
 
 
 CROSS_RANK_PASSES: tuple[Callable[[JobState], JobState], ...] = (

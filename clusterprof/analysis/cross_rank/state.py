@@ -73,7 +73,7 @@ class JobState:
     notes: tuple[str, ...] = ()
     """Sentences a reader must know."""
     hang_notes: tuple[str, ...] = ()
-    """Notes on hangs, until they are put before all others."""
+    """Notes on hangs, which are printed before all others."""
     coverage_gaps: tuple[CoverageGap, ...] = ()
     """Coverage gaps: what was not recorded."""
     network: NetworkResult = field(default_factory=NetworkResult)

@@ -66,6 +66,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.analysis.timeline.network_counters import may_have_remote_connections
+from clusterprof.report.model import UNKNOWN_RESOURCE, ResourceFacts
 from clusterprof.util.source_calls import SourceReader
 
 _Bools = NDArray[np.bool_]
@@ -115,6 +116,7 @@ class AwaitedWork:
     tid: int
     """Thread of the training process; 0 = other processes."""
     resource: str
+    resource_facts: ResourceFacts
     takes_output: bool
     """True if the training thread hands something over, False if it waits for something."""
     is_sure: bool
@@ -466,6 +468,9 @@ def _measure_work(
         pids,
         culprits[0].tids[0] if is_thread else 0,
         describe_candidates(culprits),
+        ResourceFacts("process", pid=pids[0])
+        if len(pids) == 1 and not is_thread
+        else UNKNOWN_RESOURCE,
         wait.takes_output or _is_writing(culprits, activity),
         choice.is_sure,
         _measure_timer_ratio(rank, culprits, wait.samples),

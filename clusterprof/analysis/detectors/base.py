@@ -42,7 +42,7 @@ from clusterprof.analysis.timeline.series import (
 )
 from clusterprof.analysis.timeline.spans import HostWorkSpans
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence, Grade
+from clusterprof.report.model import UNKNOWN_RESOURCE, Cause, Evidence, Grade, ResourceFacts
 from clusterprof.signals import Signal
 
 # Keys of cached results (`Lost.shared`, `Chunk.shared`).
@@ -68,6 +68,7 @@ class Claims:
     """Numbers over this chunk that a reader can check; merged by name over chunks."""
     resource: str = ""
     """The disk, mount or worker responsible, if one stands out."""
+    resource_facts: ResourceFacts = UNKNOWN_RESOURCE
 
 
 class Detector(Protocol):

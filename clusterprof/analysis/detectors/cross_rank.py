@@ -10,11 +10,6 @@ from dataclasses import dataclass, replace
 
 from clusterprof.report.model import Cause
 
-FASTER_DEVICE_NOTE = "carried the traffic while {device} was idle and is faster"
-"""Note of evidence for a wrong path; the advice reads the name of the device from it."""
-UNUSED_PORT_NOTE = "RDMA port without traffic while the job used TCP"
-"""Note of evidence for an unused RDMA port; the advice reads the port that follows it."""
-
 TRANSFER = Cause(
     "net-transfer",
     "network",

@@ -106,9 +106,23 @@ def build_advice_context(
         has_host_names=all(node.facts.has_host_name for node in nodes),
         is_window=report.is_window_only,
         is_family=is_family,
+        saves_nothing=_saves_nothing(finding, report),
         other_causes=frozenset(other_causes),
         missing_signals=_list_missing_signals(cause.family, main_rank) if is_family else (),
         coverage_gaps=_list_relevant_gaps(cause.family, report),
+    )
+
+
+def _saves_nothing(finding: Finding, report: Report) -> bool:
+    """Return whether the replay without a cause ends no sooner; False where there is none.
+
+    That attribution adds up to no savings is no reason to keep the advice back: it is a minimum.
+    """
+    impacts = report.impact.causes if report.impact is not None else ()
+    return any(
+        item.saved_ns is not None and item.saved_ns <= 0
+        for item in impacts
+        if (item.cause, item.outside_steps) == (finding.cause.id, finding.outside_steps)
     )
 
 
@@ -223,7 +237,5 @@ def _list_relevant_gaps(family: str, report: Report) -> tuple[tuple[str, str], .
     return tuple(
         (blind.what, blind.remedy)
         for blind in report.coverage_gaps
-        if blind.what.partition(".")[0].partition(":")[0] in of_family
-        and blind.remedy
-        and not blind.remedy.startswith("clusterprof explain")
+        if blind.source in of_family and blind.remedy
     )

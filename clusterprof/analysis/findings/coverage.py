@@ -81,11 +81,11 @@ def list_coverage_gaps(
                 gap.collector.startswith("gpu_") or lacking[gap.collector] == everywhere
             ):
                 continue  # but what only some nodes lack is reported, accelerators aside
-            source = gap.signal or gap.collector
-            gaps.setdefault(
-                (source, gap.message), CoverageGap(source, gap.kind, gap.message, gap.remedy)
-            )
-            where.setdefault((source, gap.message), []).append(node.facts.name)
+            subject = gap.signal or gap.collector
+            source = gap.signal.partition(".")[0] or gap.collector.partition(":")[0]
+            coverage_gap = CoverageGap(subject, gap.kind, gap.message, gap.remedy, source=source)
+            gaps.setdefault((subject, gap.message), coverage_gap)
+            where.setdefault((subject, gap.message), []).append(node.facts.name)
     for key, names in where.items():
         if set(names) < everywhere:  # not on all of them
             coverage_gap = gaps[key]
@@ -303,8 +303,6 @@ def _parse_pci_address(pci: str) -> tuple[int, int, int] | None:
     return (int(parts[1] or "0", 16), int(parts[2], 16), int(parts[3], 16))
 
 
-FAILED_NOTE = "the job failed"
-"""Words with which the note begins."""
 _LAUNCHER_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers and users end ranks that did not fail."""
 
@@ -327,7 +325,7 @@ def describe_failed_ranks(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
         if last:
             text = _describe_exit(*last[0], node.facts.name, len(last) - 1)
             texts.append(text + _describe_last_act(node, *last[0], nodes))
-    return (f"{FAILED_NOTE}: {'; '.join(texts)}",) if texts else ()
+    return (f"the job failed: {'; '.join(texts)}",) if texts else ()
 
 
 def _describe_last_act(

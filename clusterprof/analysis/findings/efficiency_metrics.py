@@ -208,6 +208,7 @@ def _without_savings(cause: CauseImpact) -> CauseImpact:
         saved_high_ns=None,
         saved_cost=None,
         why_missing=IMPOSSIBLE_SAVINGS,
+        is_unknowable=True,
     )
 
 

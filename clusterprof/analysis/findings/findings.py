@@ -24,7 +24,15 @@ from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, TRANSFER
 from clusterprof.analysis.attribution.what_if import compute_common_ns, compute_recoverable_ns
 from clusterprof.analysis.cross_rank.observers import CulpritObserver
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
-from clusterprof.report.model import Culprit, Evidence, Finding, Persistence, RankLedger
+from clusterprof.report.model import (
+    UNKNOWN_RESOURCE,
+    Culprit,
+    Evidence,
+    Finding,
+    Persistence,
+    RankLedger,
+    ResourceFacts,
+)
 
 # Loss below this part of the time in steps is in the ledger but makes no finding.
 MIN_FINDING_RATIO = 0.01
@@ -141,10 +149,9 @@ def _build_finding(
     if observer is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
         own_ns = [total.own.get(id_, 0) for total in totals]
-        all_ns = observer.all_recoverable_ns(blamed)
-        if all_ns is None:
-            all_ns = alone_ns + compute_common_ns(own_ns)
-        gain_ns = min(all_ns, lost_ns) or None
+        gain_ns = limit_savings(
+            observer.all_recoverable_ns(blamed), alone_ns + compute_common_ns(own_ns), lost_ns
+        )
     return Finding(
         cause=CAUSES[id_],
         lost_ns=lost_ns,
@@ -190,19 +197,31 @@ def _build_culprits(
     return tuple(culprit for _, _, culprit in culprits)
 
 
+def limit_savings(all_ns: int | None, least_ns: int, lost_ns: int) -> int | None:
+    """Limit what fixing a cause saves to what it lost, ns; None = not known.
+
+    all_ns: the savings, where they could be computed; 0 is an answer. least_ns: what is saved at
+    least; 0 says nothing.
+    """
+    known_ns = all_ns if all_ns is not None else least_ns or None
+    return None if known_ns is None else min(known_ns, lost_ns)
+
+
 def _get_identity(ledger: RankLedger) -> tuple[str, int, int]:
     return ledger.node, -1 if ledger.rank is None else ledger.rank, ledger.pid
 
 
 def _build_culprit(rank: RankResult, leaves: Sequence[str]) -> Culprit:
     ledger = rank.ledger
-    units = {
-        resource: amount
-        for (cause, resource), amount in rank.accumulator.resources.items()
-        if cause in leaves
-    }
-    resource = max(sorted(units), key=lambda name: units[name], default="")
-    return Culprit(ledger.node, ledger.rank, ledger.device, resource)
+    units, facts = dict[str, int](), {"": UNKNOWN_RESOURCE}
+    for (cause, text, kind, name, pid), amount in rank.accumulator.resources.items():
+        if cause in leaves:
+            units[text] = amount
+            facts[text] = ResourceFacts(kind, name, None if pid < 0 else pid)
+    resource = max(sorted(units), key=lambda text: units[text], default="")
+    return Culprit(
+        ledger.node, ledger.rank, ledger.device, resource, resource_facts=facts[resource]
+    )
 
 
 def _evaluate_persistence(

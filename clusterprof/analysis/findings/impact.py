@@ -133,6 +133,8 @@ class Savings:
     low_ns: int | None = None
     high_ns: int | None = None
     why: str = ""
+    is_unknowable: bool = False
+    """True if the reason lies in the cause: no other method gives an answer either."""
 
 
 class SavingsModel:
@@ -205,9 +207,9 @@ class SavingsModel:
         if self.why:
             return Savings(None, why=self.why)
         if id_ == BUBBLE:
-            return Savings(None, why=PIPELINE_ORDER)
+            return Savings(None, why=PIPELINE_ORDER, is_unknowable=True)
         if id_ == UNKNOWN_PEER:
-            return Savings(None, why=UNRECORDED_RANKS)
+            return Savings(None, why=UNRECORDED_RANKS, is_unknowable=True)
         return self._with_bounds(self._column(id_, leaves))
 
     def estimate_culprit(self, rank: int, id_: str, leaves: Collection[str]) -> Savings:
@@ -477,9 +479,9 @@ def _build_cause_impact(
 ) -> CauseImpact:
     id_ = finding.cause.id
     if finding.outside_steps:
-        saved = Savings(None, why=OUTSIDE_STEPS)
+        saved = Savings(None, why=OUTSIDE_STEPS, is_unknowable=True)
     elif finding.upper_bound:
-        saved = Savings(None, why=UPPER_BOUND_ONLY)
+        saved = Savings(None, why=UPPER_BOUND_ONLY, is_unknowable=True)
     elif not marked:
         saved = Savings(None, why=NO_MARKED_STEPS)
     else:
@@ -491,6 +493,7 @@ def _build_cause_impact(
         saved_low_ns=saved.low_ns,
         saved_high_ns=saved.high_ns,
         why_missing=saved.why,
+        is_unknowable=saved.is_unknowable,
         outside_steps=finding.outside_steps,
         lost_ns=finding.lost_ns,
         saved_cost=None if saved.ns is None else _compute_cost(saved.ns * gpus, per_ns),

@@ -27,7 +27,6 @@ from clusterprof.analysis.attribution.accumulator import sum_field
 from clusterprof.analysis.attribution.ledger import RankResult
 from clusterprof.analysis.attribution.rank.step_blocks import REPORTED, SAMPLES, TOKENS
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.analysis.cross_rank.hang_findings import HANG_NOTE
 from clusterprof.analysis.cross_rank.state import JobState
 from clusterprof.analysis.cross_rank.wait_totals import (
     CulpritTotals,
@@ -65,7 +64,7 @@ from clusterprof.analysis.node.analyze import NodeResult, list_ranks
 from clusterprof.analysis.node.observations import merge_node_notes
 from clusterprof.analysis.node.selection import WHOLE_RUN, PartOfRun, with_part_note
 from clusterprof.report.aggregate import list_processes
-from clusterprof.report.history import History
+from clusterprof.report.history import History, SlowStepSummary
 from clusterprof.report.model import (
     CoverageGap,
     Culprit,
@@ -74,7 +73,6 @@ from clusterprof.report.model import (
     RankLedger,
     Report,
     RunFingerprint,
-    SlowStepSummary,
 )
 from clusterprof.trace.reader import SkippedInput
 from clusterprof.units import format_quantity
@@ -464,7 +462,7 @@ def report_coverage(state: ReportState) -> ReportState:
     """Report what was not recorded, and what a reader must know about the rest."""
     across, ranks, context = state.across, state.ranks, state.context
     # Ranks that had stood still were ended by somebody: that failure comes second.
-    hangs = [note for note in across.notes if note.startswith(HANG_NOTE)]
+    failures = (*across.hang_notes, *describe_failed_ranks(across.nodes))
     return _with_report(
         state,
         coverage_gaps=(
@@ -473,15 +471,15 @@ def report_coverage(state: ReportState) -> ReportState:
             *across.coverage_gaps,
         ),
         notes=(
-            *hangs,
-            *describe_failed_ranks(across.nodes),
+            *failures,
             *_build_notes(ranks),
             *describe_driver_errors(across.nodes),
             *merge_node_notes([(node.facts.name, node.notes) for node in across.nodes]),
-            *(note for note in across.notes if note not in hangs),
+            *across.notes,
             *_describe_copies(context.left_out),
             *context.notes,
         ),
+        failures=failures,
     )
 
 

@@ -7,19 +7,8 @@ from dataclasses import replace
 
 from clusterprof.analysis.attribution.wait_for.blame import IMBALANCE, SLOW_COMPUTE
 from clusterprof.analysis.findings.comparisons import CHIEF_RATIO
-from clusterprof.analysis.findings.efficiency_metrics import IMPOSSIBLE_SAVINGS
-from clusterprof.analysis.findings.impact import (
-    OUTSIDE_STEPS,
-    PIPELINE_ORDER,
-    UNRECORDED_RANKS,
-    UPPER_BOUND_ONLY,
-)
 from clusterprof.report.impact import CauseImpact, Impact
 from clusterprof.report.model import Culprit, Finding
-
-_NO_ANSWER = (PIPELINE_ORDER, UNRECORDED_RANKS, OUTSIDE_STEPS, UPPER_BOUND_ONLY, IMPOSSIBLE_SAVINGS)
-"""Reasons that lie in the cause: no other method gives an answer either."""
-
 
 CulpritSavings = Callable[[Finding, Culprit], int | None]
 """Savings of the job in ns if one culprit of a finding is fixed; None = not known."""
@@ -71,9 +60,7 @@ def _with_finding_savings(
     finding: Finding, impact: CauseImpact, gpus: int, replayed: bool
 ) -> Finding:
     if impact.saved_ns is None:
-        return (
-            replace(finding, recoverable_ns=None) if impact.why_missing in _NO_ANSWER else finding
-        )
+        return replace(finding, recoverable_ns=None) if impact.is_unknowable else finding
     saved_ns = max(impact.saved_ns, 0) * gpus
     culprits = tuple(
         _cap_culprit_savings(culprit, saved_ns, len(finding.culprits))

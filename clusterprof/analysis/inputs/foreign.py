@@ -270,8 +270,9 @@ class ImportedInputs:
             lines.append(sum_accounts(group).format_line())
         files_by_note: dict[str, list[str]] = {}
         for account in self.accounts:
+            stated = {*account.answers, *account.answered_notes}
             for note in dict.fromkeys(account.notes):
-                if not note.startswith(tuple(account.answers) or "\0"):
+                if note not in stated:
                     files_by_note.setdefault(note, []).append(account.path.name)
         for note, names in files_by_note.items():
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""

@@ -159,7 +159,6 @@ PHASE_H2D = 5
 PHASE_DATA_WAIT = 6
 PHASE_GC = 7
 PHASE_COMPUTE = 8  # inside a step, the host launches work
-PHASE_GAP = 9  # the required samples are missing
 PHASE_COLLECTIVE = 10  # inside a collective operation, or waiting for its end
 PHASE_BUSY_WAIT = 11  # a resident kernel computed nothing, outside the operations that have spans
 # suspected busy-wait: counts as loss only if the other ranks confirm it

@@ -132,6 +132,7 @@ class _Key(NamedTuple):
     """Keys of the value or of its items; () where these are not objects."""
     limit: int | None
     """Length of its strings; None = that of the object."""
+    is_omitted_if_empty: bool
 
 
 @cache
@@ -154,14 +155,18 @@ def _list_keys(type_: inspect.Type) -> tuple[_Key, ...]:
         marks = (field.type.extra or {}) if isinstance(field.type, inspect.Metadata) else {}
         path = marks.get("source", field.name)
         read = itemgetter(at) if issubclass(type_.cls, document_base.Row) else attrgetter(path)
-        keys.append(_Key(field.name, read, _list_keys(field.type), marks.get("characters")))
+        is_omitted_if_empty = marks.get("omit_if_empty", False)
+        limit = marks.get("characters")
+        keys.append(_Key(field.name, read, _list_keys(field.type), limit, is_omitted_if_empty))
     return tuple(keys)
 
 
 def _convert_object(source: object, keys: tuple[_Key, ...], limit: int) -> dict[str, Any]:
     """Convert an object of the model to plain values; strings are cut to `limit` characters."""
     return {
-        key.name: _convert_value(key.read(source), key.keys, key.limit or limit) for key in keys
+        key.name: _convert_value(value, key.keys, key.limit or limit)
+        for key in keys
+        if (value := key.read(source)) or not key.is_omitted_if_empty
     }
 
 

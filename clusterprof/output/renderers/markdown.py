@@ -235,11 +235,7 @@ def _render_table(table: TextTable) -> Iterator[str]:
 def _render_life(report: Report) -> Iterator[str]:
     sentences = life.describe_life(report)
     if sentences:
-        yield from (
-            "",
-            f"**Life of the job{life.LIFE_HEADING.removeprefix('LIFE OF THE JOB')}**",
-            "",
-        )
+        yield from ("", f"**Life of the job{life.LIFE_SCOPE}**", "")
         yield from (f"- {md(line, 600)}" for line in sentences)
     for table in life.build_life_tables(report):
         yield from _render_table(table)
@@ -248,7 +244,7 @@ def _render_life(report: Report) -> Iterator[str]:
 def _render_impact(report: Report) -> Iterator[str]:
     sentences = impact.describe_impact(report)
     if sentences:
-        yield from ("", f"**Impact{impact.IMPACT_HEADING.removeprefix('IMPACT')}**", "")
+        yield from ("", f"**Impact{impact.IMPACT_SCOPE}**", "")
         yield from (f"- {md(line, 1000)}" for line in sentences)
 
 

@@ -203,10 +203,10 @@ def _render_finding(
 
 def _render_next_step(report: Report) -> Iterator[str]:
     """Render the line of code, the first thing to do and what it saves, before all details."""
-    for label, text in build_summary(report, None, ""):
+    for label, text, is_change in build_summary(report, None, ""):
         if label == "Where":
             yield f"Where: {text}"
-        elif label == "Try next" or text.startswith("Change:"):
+        elif label == "Try next" or is_change:
             yield f"Next: {text}"
         elif label == "Expected gain":
             yield f"Next: this saves: {text[:1].lower()}{text[1:]}"

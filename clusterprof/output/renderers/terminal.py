@@ -178,13 +178,13 @@ class Terminal:
             return
         shown: list[tuple[str, RenderableType]] = []
         under = ""
-        for label, text in rows:
+        for label, text, is_change in rows:
             under = label or under
             if label == "Evidence":
                 text = self._evidence(first, most) if with_evidence else ""
             elif not label and under == "Lost" and not with_outside:
                 text = ""
-            if first is not None and text.startswith(CHANGE) and not label:
+            if first is not None and is_change:
                 shown.append(("", self._change(first, most)))
             elif text.strip():
                 style = "dim" if under == "Evidence" else "bold" if label in _BOLD_LABELS else ""
@@ -290,12 +290,12 @@ class Terminal:
         """Return the last line of the first screen, which points to what is not on it."""
         findings = wording.select_in_step_findings(report)
         gaps = wording.count_coverage_gaps(report)
-        hidden = f"Not seen: {gaps} {'gap' if gaps == 1 else 'gaps'}, listed below."
-        hidden = hidden if gaps else "Not seen: no known gaps."
+        count = f"Not seen: {gaps} {'gap' if gaps == 1 else 'gaps'}"
+        hidden = f"{count}, listed below." if gaps else "Not seen: no known gaps."
         if not findings:
             return hidden
         more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"
-        short = hidden.replace(", listed below", "")
+        short = f"{count}." if gaps else hidden
         candidates = (f"{hidden}  {more}", f"{short}  {more}")  # a command is never cut
         return next((text for text in candidates if count_columns(text) <= self._width - 2), hidden)
 

@@ -61,6 +61,8 @@ class LiveRow:
     caused_ns: int | None
     """Time lost by the rank and by ranks that waited for it; None if not compared."""
     recorder: str
+    recorder_cell: str
+    """The same for a column of a table."""
     is_healthy: bool
     """True while the recorder writes."""
     is_late: bool
@@ -93,13 +95,18 @@ def count_rank_rows(live: LiveView) -> int:
     return len(live.report.ranks) + sum(node.key not in seen for node in live.nodes)
 
 
-def describe_recorder_state(node: NodeStatus) -> str:
-    """Describe the state of a recorder: age of its last record, or why it does not write."""
+def describe_recorder_state(node: NodeStatus, short: bool = False) -> str:
+    """Describe the state of a recorder: age of its last record, or why it does not write.
+
+    short: leave out what the heading of a column says.
+    """
     age = "" if node.age_ns is None else format_duration(node.age_ns)
+    if node.state == "recording" and age:
+        return age if short else f"{age} ago"
     if node.state == "recording":
-        return f"{age} ago" if age else "no record yet"
+        return "no record yet"
     if node.state == "silent":
-        return f"silent for {age}"
+        return f"silent {age}" if short else f"silent for {age}"
     return node.state
 
 
@@ -139,6 +146,7 @@ def _build_row(
         lost_to=_describe_main_loss(ledgers, lives, in_step_ns),
         caused_ns=sum(caused) if caused else None,
         recorder=describe_recorder_state(node),
+        recorder_cell=describe_recorder_state(node, short=True),
         is_healthy=node.state == "recording" and not node.why,
         is_late=any((ledger.node, ledger.rank) in late for ledger in ledgers),
         order=(node.name, -1 if first is None or first.rank is None else first.rank),
@@ -457,7 +465,7 @@ def _format_cells(row: LiveRow, headings: tuple[str, ...]) -> tuple[str, ...]:
         "LOST": _format_ratio(row.lost_ratio),
         "LOST TO": escape_text(row.lost_to, _MAX_LOSS_CHARACTERS),
         "CAUSED": _NO_VALUE if row.caused_ns is None else format_quantity(row.caused_ns, "ns"),
-        "RECORDER": row.recorder.removesuffix(" ago").replace("silent for", "silent"),
+        "RECORDER": row.recorder_cell,
     }
     return tuple(cells[heading] for heading in headings)
 

@@ -10,7 +10,14 @@ from clusterprof.analysis.advice.context import AdviceContext, CodePath, LoaderS
 from clusterprof.analysis.advice.registry import explain_withheld, select_advice
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
-from clusterprof.report.model import Advice, Culprit, Evidence, PeerComparison, Persistence
+from clusterprof.report.model import (
+    Advice,
+    Culprit,
+    Evidence,
+    PeerComparison,
+    Persistence,
+    ResourceFacts,
+)
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 
 PREPARING = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=4)
@@ -129,8 +136,10 @@ def test_the_worker_limit_is_in_words_when_cpus_are_unknown() -> None:
 
 
 def test_hidden_loss_gets_no_advice() -> None:
-    for hidden in ({"lost_ns": 0}, {"recoverable_ns": 0}):
+    for hidden in ({"lost_ns": 0}, {"saves_nothing": True}):
         assert select_advice(make_context("cpu-preprocess", PREPARING, **hidden)) == ()
+    # Without a replay savings are a minimum: that it is 0 says nothing against the advice.
+    assert first(make_context("cpu-preprocess", PREPARING, recoverable_ns=0)).id == "more-workers"
 
 
 def test_advice_on_upper_bound_loss_states_the_bound() -> None:
@@ -229,7 +238,8 @@ def test_a_loader_without_workers_gets_no_withheld_worker_reason() -> None:
 
 
 def test_profiling_advice_names_the_training_process() -> None:
-    context = make_context("cpu-preprocess", PREPARING, resource="training process pid 7076")
+    facts = ResourceFacts("training-process", pid=7076)
+    context = make_context("cpu-preprocess", PREPARING, resource="it", resource_facts=facts)
     change = named(context, "prepare-ahead").change
     assert (
         "--pid 7076" in change
@@ -321,16 +331,14 @@ def test_a_hostile_mount_name_is_quoted_in_the_command() -> None:
 
 def test_more_cpus_advice_uses_the_syntax_of_the_launcher() -> None:
     bound = make_evidence(thread__runnable_ratio=0.7, job__cpus_needed_count=7.2)
-    where = "affinity: 8 workers on 1 of 16 CPUs"
+    where = {"resource": "8 workers on 1 of 16 CPUs", "resource_facts": ResourceFacts("cpu-set")}
     changes = {
         "slurm": "srun --cpus-per-task=8 --cpu-bind=cores",
         "kubernetes": "resources.requests.cpu and limits.cpu: 8",
         "": "leave the rank 8 CPUs",
     }
     for launcher, change in changes.items():
-        context = make_context(
-            "cpu-contention", bound, resource=where, cpus_allowed=1, launcher=launcher
-        )
+        context = make_context("cpu-contention", bound, **where, cpus_allowed=1, launcher=launcher)
         assert ids(context) == ["more-cpus"]
         assert first(context).what == "Give the rank 8 CPUs"
         assert first(context).change.startswith(change)
@@ -377,14 +385,14 @@ def test_save_interval_advice_targets_five_percent_cost() -> None:
 
 
 def test_network_path_advice_names_the_device_in_the_evidence() -> None:
-    """The note is worded by `attribution.net_split` and `attribution.net_signs`."""
-    note = "carried the traffic while eth1 was idle and is faster: eth0 of node-a"
-    slow = (Evidence("network.link_bytes_per_second", 1.25e8, "bytes/s", note),)
+    """Its note is for people: whatever it says, the advice stays."""
+    name, rate = "network.link_bytes_per_second", 1.25e8
+    slow = (Evidence(name, rate, "bytes/s", "…", sign="faster-device-idle", device="eth1"),)
     first_advice = first(make_context("net-path", slow))
     assert first_advice.what == "Point the job at eth1"
     assert first_advice.change.startswith("export NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1 ")
-    note = "RDMA port without traffic while the job used TCP: mlx5_0:1 of node-a"
-    unused = (Evidence("rdma.link_bytes_per_second", 2.5e10, "bytes/s", note),)
+    name, rate = "rdma.link_bytes_per_second", 2.5e10
+    unused = (Evidence(name, rate, "bytes/s", "…", sign="port-unused", device="mlx5_0:1"),)
     assert first(make_context("net-path", unused)).change.startswith("export NCCL_IB_HCA=mlx5_0:1 ")
 
 
@@ -421,6 +429,25 @@ def test_the_context_takes_mount_and_workers_from_the_header() -> None:
     context = make_context("storage-remote", resource="/data")
     assert context.file_system == "nfs" and context.mount == MACHINE.mounts[0]
     assert context.workers == LOADER.workers
+
+
+def test_a_mount_is_found_by_its_name_whatever_the_text_says() -> None:
+    """`/data` is named with its slow target; a folder may have brackets in its own name."""
+    slow = {"resource": "/data (data-OST0002)", "resource_facts": ResourceFacts(name="/data")}
+    assert make_context("storage-remote", **slow).mount == MACHINE.mounts[0]
+    odd = Mount("/my data (old)", "nfs4", "filer:/old", 1)
+    context = make_context("storage-remote", resource=odd.point, mounts=(odd,))
+    assert context.mount == odd and context.file_system == "nfs"
+
+
+def test_the_awaited_process_is_profiled_by_its_id() -> None:
+    """Only a single process has one; what its text says does not matter."""
+    waiting = make_evidence(awaited__waiting_ratio=0.9)
+    process = {"resource": "process 12 pid 7", "resource_facts": ResourceFacts("process", pid=7)}
+    change = named(make_context("cpu-preprocess", waiting, **process), "speed-up-awaited-work")
+    assert "--pid 7 " in change.change
+    thread = make_context("cpu-preprocess", waiting, resource="process thread 101")
+    assert "--pid PID " in named(thread, "speed-up-awaited-work").change
 
 
 def test_a_busy_ssd_with_short_queue_gets_more_readers_advice() -> None:
@@ -504,18 +531,15 @@ def test_own_batch_processes_are_not_called_loader_workers() -> None:
 
 
 def test_a_loop_that_makes_its_batches_itself_is_advised_to_use_workers() -> None:
-    itself, loop = (
-        make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=0),
-        "training process",
-    )
-    own = make_context("cpu-preprocess", itself, loader=None, resource=f"{loop} pid 7")
+    itself = make_evidence(worker__on_cpu_ratio=0.8, loader__workers_count=0)
+    loop = {"resource": "it", "resource_facts": ResourceFacts("training-process", pid=7)}
+    own = make_context("cpu-preprocess", itself, loader=None, **loop)
     assert ids(own)[0] == "load-in-workers"
     assert "num_workers=4" in named(own, "load-in-workers").change
     # A data loader without workers gets more of them; those of another loader are not counted.
-    assert "load-in-workers" not in ids(
-        make_context("cpu-preprocess", itself, resource=f"{loop} pid 7")
-    )
-    other = make_context("cpu-preprocess", itself, loader=None, resource="worker pid 7")
+    assert "load-in-workers" not in ids(make_context("cpu-preprocess", itself, **loop))
+    worker = {"resource": "it", "resource_facts": ResourceFacts("worker", pid=7)}
+    other = make_context("cpu-preprocess", itself, loader=None, **worker)
     assert "load-in-workers" not in ids(other)
 
 

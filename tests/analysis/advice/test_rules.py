@@ -13,7 +13,15 @@ from clusterprof.analysis.advice.diagnose import DIAGNOSES
 from clusterprof.analysis.advice.registry import RECOMMENDATIONS
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
-from clusterprof.report.model import Culprit, CulpritGroup, Evidence, PeerComparison, Persistence
+from clusterprof.report.model import (
+    UNKNOWN_RESOURCE,
+    Culprit,
+    CulpritGroup,
+    Evidence,
+    PeerComparison,
+    Persistence,
+    ResourceFacts,
+)
 from tests.support.advice_contexts import GIB, LOADER, MACHINE, S, make_context, make_evidence
 from tests.support.advice_rules import RULES_OF
 
@@ -32,14 +40,19 @@ FASTER = Evidence(
     "network.link_bytes_per_second",
     1e8,
     "bytes/s",
-    "carried the traffic while eth1 was idle and is faster: eth0 of node-a",
+    "the sentence is for people: eth0 of node-a",
+    sign="faster-device-idle",
+    device="eth1",
 )
 UNUSED = Evidence(
     "rdma.link_bytes_per_second",
     1e9,
     "bytes/s",
-    "RDMA port without traffic while the job used TCP: mlx5_0 of node-a",
+    "the sentence is for people: mlx5_0 of node-a",
+    sign="port-unused",
+    device="mlx5_0",
 )
+BOUND = {"resource": "1 of 16 CPUs", "resource_facts": ResourceFacts("cpu-set")}
 NOTED = {"fast-interface": (FASTER,), "use-rdma": (UNUSED,)}
 
 # By remedy: a cause, numbers and settings with which it is advised.
@@ -74,7 +87,7 @@ ADVISED: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "do-not-wait-for-receivers": ("eval-host", AWAITED, {}),
     "look-at-awaited-work": ("cpu", AWAITED, {}),
     "more-cpus-for-workers": ("cpu-preprocess", {}, {"own_loss_ratio": 0.6}),
-    "more-cpus": ("cpu-contention", {}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
+    "more-cpus": ("cpu-contention", {}, BOUND),
     "fit-the-quota": ("cpu-throttled", {}, {"quota_cpus": 4.0}),
     "find-the-neighbour": ("cpu-contention", {}, {}),
     "fewer-threads": ("cpu-contention", {}, {"loader": LoaderSettings(9)}),
@@ -208,9 +221,9 @@ HOLDS: dict[str | tuple[str, str], Case] = {
     "gpu-memory-free": ({}, {"gpu_memory_free_ratio": 0.2}),
     "cpus-suffice": ({}, {"own_loss_ratio": 0.2}),  # 5 workers and the main thread; it may use 8
     "whole-node": ({}, {"cpus": 8}),
-    "not-bound": ({}, {"resource": ""}),
+    "not-bound": ({}, {"resource": "", "resource_facts": UNKNOWN_RESOURCE}),
     "threads-fit-quota": ({}, {"quota_cpus": 5.0}),
-    "bound": ({}, {"resource": "affinity: 4 workers on 1 of 16 CPUs"}),
+    "bound": ({}, BOUND),
     "job-oversubscribes": ({}, {"job_cpus_wanted": 16.5}),  # of 16
     "no-accelerator": ({}, {"has_device": False}),
     "window-only": ({}, {"is_window": True}),

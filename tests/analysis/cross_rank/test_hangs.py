@@ -58,6 +58,7 @@ def test_a_rank_missing_from_an_operation_is_named_with_waiters(tmp_path: Path) 
         "progress stopped: rank 0 waited for 27 s in all_reduce 20 for rank 1 on"
     )
     assert note.endswith("asleep in do_poll.constprop.0")
+    assert report.failures == (note,)
     assert list_warnings(report)[0] == f"{note[0].upper()}{note[1:]}."  # on the first screen
 
 
@@ -135,6 +136,7 @@ def test_waiting_for_a_rank_still_working_is_no_hang(tmp_path: Path) -> None:
     assert (
         "rank 0 had waited 27 s for rank 1 when the recording ended; rank 1 was still working"
     ) in report.notes
+    assert report.failures == ()
 
 
 def test_an_operation_that_completes_late_is_no_hang(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from clusterprof.analysis.timeline.spans import StackSamples
 from clusterprof.analysis.timeline.stacks import StackTable
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
+from clusterprof.report.model import UNKNOWN_RESOURCE, ResourceFacts
 from tests.support.builders import (
     make_header,
     make_io_samples,
@@ -236,10 +237,12 @@ def test_a_full_queue_names_its_consumer_process() -> None:
     # 0.9 of the lost time in waits; the logger has a CPU for 6 of 10 s
     np.testing.assert_allclose(got.share, [0.54])
     assert (got.grade, got.resource) == ("B", "process python pid 201")
+    assert got.resource_facts == ResourceFacts("process", pid=201)
     starved = CpuContention().claim(timeline, pieces(), breakdown, CpuContention.Limits())
     assert starved is not None
     np.testing.assert_allclose(starved.share, [0.36])
     assert starved.resource == "process python pid 201"
+    assert starved.resource_facts == got.resource_facts
 
 
 def test_an_empty_queue_names_its_producer_and_activity() -> None:
@@ -273,6 +276,7 @@ def test_the_processes_of_a_pool_are_named_together() -> None:
     both = helper("U5 I5"), helper("I5 U5", 202)
     work = find_alone(job("U1 L9", *both, stack=POOL))
     assert (work.pids, work.resource) == ((201, 202), "2 processes python pid 201, 202")
+    assert work.resource_facts == UNKNOWN_RESOURCE
     # each computes for half of the time: 0.5 in the mean, which is also the most of each
     np.testing.assert_allclose(work.active_share, [0.45])
 
@@ -282,6 +286,7 @@ def test_a_thread_that_writes_is_named_as_a_thread() -> None:
     timeline.main.threads[101] = make_thread(parse_activity("D10"), END_S)  # type: ignore[index]
     work = find_alone(timeline)
     assert (work.tid, work.resource) == (101, "thread  101")
+    assert work.resource_facts == UNKNOWN_RESOURCE
 
 
 def test_other_ranks_and_their_processes_are_not_awaited(source: str) -> None:

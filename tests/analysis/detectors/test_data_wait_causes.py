@@ -15,7 +15,7 @@ from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.data_wait.split import estimate_prefetch_savings
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import DATA_WAIT, FETCH, GC, LOADER_START
-from clusterprof.report.model import Evidence
+from clusterprof.report.model import Evidence, ResourceFacts
 from tests.support.builders import (
     SECOND,
     make_counter,
@@ -123,6 +123,7 @@ def test_cpu_preprocess_claims_computing_only_inside_waits() -> None:
         Evidence("loader.workers_count", 2.0, "count", "on this rank"),
     )
     assert got.resource == "worker pid 201"
+    assert got.resource_facts == ResourceFacts("worker", pid=201)
 
 
 def test_loader_config_takes_idle_workers_but_not_those_of_the_first_step() -> None:
@@ -217,6 +218,7 @@ def test_training_thread_compute_is_not_charged_to_loader_config() -> None:
     assert (computes.share.tolist(), is_idle.share.tolist()) == ([0.8], [0.0])
     assert values(computes)["loader.own_work_ratio"] == 0.8
     assert computes.resource == "training process pid 100"
+    assert computes.resource_facts == ResourceFacts("training-process", pid=100)
     computes, is_idle = claim_own(201)
     assert is_idle.share[0] > 0.7 and computes.share[0] + is_idle.share[0] == 0.8
     assert "loader.own_work_ratio" not in values(computes)
@@ -246,6 +248,7 @@ def test_worker_garbage_collection_is_claimed_from_the_wait() -> None:
     got = claim(CpuGc(), rows, workers=[worker])
     np.testing.assert_allclose(got.share, [0.2, 0.0, 0.0])
     assert got.resource == "worker pid 201"
+    assert got.resource_facts == ResourceFacts("worker", pid=201)
     assert np.isclose(values(got)["worker.collecting_ratio"], 0.2)
     computing = claim(CpuPreprocess(), rows, workers=[worker])
     np.testing.assert_allclose(computing.share, [0.4, 0.5, 0.0])

@@ -41,7 +41,7 @@ def test_advice_is_for_the_node_of_the_rank_that_was_late(tmp_path: Path) -> Non
     ]
 
 
-def test_without_the_probe_it_says_what_to_record(tmp_path: Path) -> None:
+def test_a_finding_without_probe_spans_advises_recording_with_the_probe(tmp_path: Path) -> None:
     report = record_and_analyze(remove_signals(make_cluster(SLOW, SLOW), "spans"), tmp_path)
     (stated,) = (item for item in report.findings if not item.outside_steps)
     assert stated.cause.id == stated.cause.family  # a family: nothing is mended because of it

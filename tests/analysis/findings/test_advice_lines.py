@@ -48,7 +48,7 @@ def trace(folder: Path) -> Path:
     return write_trace(folder, make_trace(events, distributedInfo={"rank": 0, "world_size": 1}))
 
 
-def test_the_line_of_a_trace_is_named_first(tmp_path: Path) -> None:
+def test_the_advice_for_the_costliest_line_comes_first(tmp_path: Path) -> None:
     report = analyze(trace(tmp_path))
     (finding,) = (item for item in report.findings if item.cause.id == "eval-host")
     line = finding.lines[0]
@@ -65,7 +65,7 @@ def test_the_line_of_a_trace_is_named_first(tmp_path: Path) -> None:
     ]
 
 
-def test_a_built_in_function_is_known_from_an_unchanged_source(tmp_path: Path) -> None:
+def test_built_in_calls_are_recognized_only_from_unchanged_sources(tmp_path: Path) -> None:
     report = analyze(trace(tmp_path))
     file = tmp_path / "job.py"
     file.write_text("def hook(loss):\n    total = loss.item()\n")

@@ -84,7 +84,7 @@ def _build(
     return with_lines, code
 
 
-def test_the_loss_is_scaled_to_the_ledger_and_shared_by_samples() -> None:
+def test_the_ledger_loss_is_shared_among_lines_by_samples() -> None:
     # 10 samples: 6 in resize below augment, 1 in augment itself, 3 in pad. 10 s are lost.
     rank = _rank(0, cpu_preprocess=_sums(s2=1, s3=6, s4=3))
     totals = [CulpritTotals({PREPROCESS: 10 * S}, {})]
@@ -119,7 +119,7 @@ def test_time_without_samples_has_no_stack() -> None:
     assert code.stacks[0] == StackTime(PREPROCESS, 0, (), 10 * S, 0)
 
 
-def test_a_culprit_carries_the_waits_of_its_victims() -> None:
+def test_lines_of_a_culprit_include_the_waits_of_its_victims() -> None:
     slow, victim = _rank(0, cpu_preprocess=_sums(s2=8)), _rank(1, cpu_preprocess=_sums(s4=50))
     totals = [
         CulpritTotals({PREPROCESS: 3 * S}, {PREPROCESS: 5 * S}),
@@ -132,7 +132,7 @@ def test_a_culprit_carries_the_waits_of_its_victims() -> None:
     ]
 
 
-def test_a_culprit_that_only_worked_longer_is_compared_with_its_peers() -> None:
+def test_lines_of_a_longer_working_culprit_are_compared_with_peers() -> None:
     # 100 steps: rank 0 spends 1 s a step in augment, its peers 0.2 s; all 0.5 s in main.
     slow = _rank(0, 100, _sums(s1=50, s2=100))
     peers = [_rank(number, 100, _sums(s1=50, s2=20)) for number in (1, 2)]
@@ -149,7 +149,7 @@ def test_a_culprit_that_only_worked_longer_is_compared_with_its_peers() -> None:
     assert code.stacks == (StackTime(imbalance, 0, (), 8 * S, 0),)
 
 
-def test_a_transfer_is_where_the_ranks_waited() -> None:
+def test_transfer_time_goes_to_the_lines_where_ranks_waited() -> None:
     ranks = [_rank(0, **{PEERS: _sums(s1=1)}), _rank(1, **{PEERS: _sums(s2=2)})]
     transfer = "net-transfer"
     bucket = Bucket(transfer, 4 * S, 0.9, {}, False, (transfer,))
@@ -166,7 +166,7 @@ def test_a_transfer_is_where_the_ranks_waited() -> None:
     assert [(line.place, line.lost_ns) for line in finding.lines] == [(AUGMENT, 3 * S), (MAIN, S)]
 
 
-def test_work_is_shared_out_among_the_samples_of_ranks_without_a_device() -> None:
+def test_work_of_ranks_without_a_device_is_shared_among_samples() -> None:
     # 200 s in steps, 160 of them worked. Rank 0: 80 s, 3 of 4 samples in resize; rank 1: 80 s.
     ranks = [_rank(0), _rank(1)]
     for at, sums in enumerate((_sums(s1=1, s3=3), _sums(s4=2))):
@@ -195,7 +195,7 @@ def test_time_without_a_cause_has_lines_too() -> None:
     assert [line.share_ratio for line in code.unattributed] == [0.75, 0.25]
 
 
-def test_nothing_is_said_without_samples() -> None:
+def test_findings_without_samples_get_no_lines() -> None:
     findings = [_finding(20)]
     with_lines, code = build_code(
         findings, [make_rank_result(0)], [TABLE], [CulpritTotals({}, {})], ()

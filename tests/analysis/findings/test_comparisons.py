@@ -41,7 +41,7 @@ def guilty(rank: int | None, own_ms: int, others_ms: int = 0, node: str = "a") -
     return Culprit(node, rank, "", "", own_ms * MS, others_ms * MS)
 
 
-def test_a_late_rank_s_work_stands_beside_that_of_those_that_wait() -> None:
+def test_a_late_rank_is_compared_with_the_median_waiting_rank() -> None:
     # 96, 98 and 99 wait; 40 does not: the middle of the three.
     cause = "sync-imbalance"
     collected = [books(0, cause, work=148)]
@@ -53,7 +53,7 @@ def test_a_late_rank_s_work_stands_beside_that_of_those_that_wait() -> None:
     )
 
 
-def test_a_read_stands_beside_those_of_other_nodes() -> None:
+def test_read_latency_is_compared_with_other_nodes() -> None:
     cause = "storage-local"
     collected = [
         books(0, cause, read=12),
@@ -66,7 +66,7 @@ def test_a_read_stands_beside_those_of_other_nodes() -> None:
     )
 
 
-def test_where_no_other_node_read_it_is_what_they_lost_in_a_step() -> None:
+def test_lost_time_per_step_is_compared_without_other_readers() -> None:
     # rank 0 lost 416 ms in 10 steps, rank 1 nothing, rank 2 was not asked, rank 3 is no culprit
     cause = "storage-local"
     collected = [books(0, cause, read=12), books(1, cause, read=11), books(2, cause, asked=False)]
@@ -76,7 +76,7 @@ def test_where_no_other_node_read_it_is_what_they_lost_in_a_step() -> None:
     )
 
 
-def test_nothing_is_reported_without_a_healthy_one_or_without_a_difference() -> None:
+def test_a_comparison_needs_a_healthy_rank_and_a_difference() -> None:
     cause = "storage-local"
     two = [books(0, cause), books(1, cause)]
     assert compare_finding(finding(cause, guilty(0, 400), guilty(1, 390)), two) is None  # all alike

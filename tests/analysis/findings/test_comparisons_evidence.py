@@ -46,7 +46,7 @@ def noted(*workers: int | None, also: tuple[Culprit, ...] = ()) -> str:
     return annotated.evidence[0].note
 
 
-def test_workers_of_the_others_stand_beside() -> None:
+def test_worker_evidence_notes_the_worker_counts_of_other_ranks() -> None:
     assert noted(4, 1) == "on this rank; the other rank has 4"
     assert noted(4, 1, 4, 4) == "on this rank; each of the other 3 ranks has 4"
     assert noted(4, 1, 2) == "on this rank; each of the other 2 ranks has 2 to 4"
@@ -54,7 +54,7 @@ def test_workers_of_the_others_stand_beside() -> None:
     assert noted(None, 1) == "on this rank"  # unknown is not zero
 
 
-def test_only_the_number_of_workers_has_it() -> None:
+def test_only_the_worker_count_gets_a_note_on_other_ranks() -> None:
     (annotated,) = with_worker_counts([finding(guilty(1, 9), seen=SIZE)], [node(4, 1)])
     assert annotated.evidence == (SIZE,)
 
@@ -74,7 +74,7 @@ def reads(*books: Any, seen: Evidence = SIZE) -> str:
     return read_counts.evidence[0].note
 
 
-def test_how_many_reads_stand_beside_their_size() -> None:
+def test_read_size_evidence_notes_the_number_of_reads() -> None:
     printed = "a read requested on average; 50 a second, 1,200 in the waits of a step"
     assert reads(reader(0, 5), reader(1, 12_000)) == printed
     # 32 samples a step: 37.5 reads of each
@@ -86,6 +86,6 @@ def test_how_many_reads_stand_beside_their_size() -> None:
     assert reads(reader(1, 12)).endswith("; 50 a second, 1.2 in the waits of a step")
 
 
-def test_where_reads_were_not_counted_nothing_is_reported() -> None:
+def test_uncounted_reads_leave_the_note_unchanged() -> None:
     assert reads(reader(0, 5)) == SIZE.note
     assert reads(reader(1, 5), seen=COUNT) == COUNT.note

@@ -39,7 +39,7 @@ def finding(cause: str, *ranks: int | None) -> Finding:
     )
 
 
-def test_its_step_stands_beside_that_of_the_middle_one_of_those_that_wait() -> None:
+def test_late_step_work_is_compared_with_the_median_waiting_rank() -> None:
     # 60, 62 and 70 wait for 95; 40 does not wait, and 62 is the middle of the three.
     ledgers = [
         ledger(0, 60, 300),
@@ -75,7 +75,7 @@ MORE_TOKENS = "step.tokens_excess_ratio", 1.0, "more tokens in a step than the w
         (None, [COUNTS[0], MORE_SAMPLES]),
     ],
 )
-def test_what_its_steps_held_stands_beside_that_of_the_others(
+def test_samples_per_step_are_compared_with_waiting_ranks(
     tokens: list[int] | None, expected: list[tuple[str, float, str]]
 ) -> None:
     """More samples; of rank 3 a fifth of the steps do not say it."""
@@ -122,7 +122,7 @@ def all_to_all(*ranks: tuple[int, int]) -> list[SimpleNamespace]:
     return [SimpleNamespace(accumulator=Accumulator(totals=t), ledger=steps) for t in totals]
 
 
-def test_a_late_rank_that_brings_the_most_to_all_to_all_has_more_work() -> None:
+def test_excess_all_to_all_bytes_of_late_ranks_are_evidence() -> None:
     ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95), ledger(3, 61, 200)]
     late = [finding("sync-slow-compute", 2)]
     # 18 MB in ten steps, where the members brought 10 MB on average; the middle of 0.6 and 0.8.
@@ -139,7 +139,7 @@ def test_a_late_rank_that_brings_the_most_to_all_to_all_has_more_work() -> None:
     )
 
 
-def test_bytes_and_lateness_must_agree() -> None:
+def test_all_to_all_evidence_needs_excess_bytes_of_late_ranks() -> None:
     ledgers = [ledger(0, 60, 300), ledger(1, 62, 290), ledger(2, 95)]
     late = [finding("sync-slow-compute", 2)]
     mean = 10 * MB
@@ -153,7 +153,7 @@ def test_bytes_and_lateness_must_agree() -> None:
         assert [evidence.name for evidence in annotated.evidence] == ["step.worked_ns"]
 
 
-def test_nothing_is_reported_where_it_does_not_work_for_longer_or_is_not_known() -> None:
+def test_a_rank_without_longer_work_gets_no_work_evidence() -> None:
     ledgers = [ledger(0, 60, 300), ledger(1, 60)]
     for item in (
         finding("sync-slow-compute", 1),  # as long as the other

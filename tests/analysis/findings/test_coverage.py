@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
-from clusterprof.trace.reader import Damage
+from clusterprof.trace.reader import Damage, SkippedInput
 from clusterprof.trace.schema import Gap
 from tests.support.builders import make_header
 
@@ -46,16 +47,16 @@ NO_INTEL = gap("gpu_intel", "absent", "no device of the driver i915 or xe")
 NO_AMD = gap("gpu_amd", "absent", "no device of the driver amdgpu")
 
 
-def test_a_node_with_gpus_of_one_maker_misses_no_other() -> None:
+def test_gpu_makers_absent_from_a_node_are_not_reported() -> None:
     assert unseen([AMD], NO_NVIDIA, NO_INTEL) == []
 
 
-def test_a_node_without_any_says_so_once() -> None:
+def test_a_node_without_gpus_reports_a_single_gap() -> None:
     for devices in ([], [EMULATED]):
         assert unseen(devices, NO_NVIDIA, NO_INTEL, NO_AMD) == [("gpu_nvidia", "no library")]
 
 
-def test_what_is_missing_of_a_gpu_that_is_there_is_reported() -> None:
+def test_gaps_of_a_present_gpu_are_reported() -> None:
     silent = gap("gpu_amd", "failed", "the driver does not answer")
     table = gap("gpu_amd", "absent", "v1.3 does not tell it", "gpu.energy_joules_total", "GPU-1f")
     assert unseen([AMD], silent, table) == [
@@ -64,7 +65,7 @@ def test_what_is_missing_of_a_gpu_that_is_there_is_reported() -> None:
     ]
 
 
-def test_file_systems_that_no_node_has_are_not_listed() -> None:
+def test_file_systems_absent_on_all_nodes_are_not_listed() -> None:
     bare = [node(f"node-{number}", [AMD], NO_NFS, NO_LUSTRE) for number in (1, 2)]
     assert unseen_on(*bare) == []
 
@@ -74,10 +75,22 @@ def test_a_mount_that_only_some_nodes_lack_is_reported() -> None:
     assert unseen_on(*nodes) == [("mounts", "no NFS file system is mounted (on node-1)")]
 
 
-def test_what_is_there_and_cannot_be_read_is_reported() -> None:
+def test_a_present_but_unreadable_source_is_reported() -> None:
     denied = gap("lustre", "denied", "debugfs is root's")
     asked = Gap(5, "gpu_neuron", "", "", "absent", "neuron-monitor was not found", "install it")
     assert unseen([AMD], NO_NFS, denied, asked) == [
         ("gpu_neuron", "neuron-monitor was not found"),
         ("lustre", "debugfs is root's"),
     ]
+
+
+def test_what_is_missing_is_known_by_its_source_and_not_by_its_name() -> None:
+    """Advice asks for the source; a folder of the user may be called like one."""
+    gaps = (
+        gap("gpu_amd", "failed", "the driver does not answer", "gpu.energy_joules_total"),
+        gap("lustre", "failed", "its counters cannot be read"),
+    )
+    left_out = SkippedInput(Path("disk"), "no recording", "leave it out", is_copy=False)
+    listed = list_coverage_gaps([node("node-1", [AMD], *gaps)], [], {}, [left_out])
+    sources = {blind.what: blind.source for blind in listed}
+    assert sources == {"disk": "", "gpu.energy_joules_total": "gpu", "lustre": "lustre"}

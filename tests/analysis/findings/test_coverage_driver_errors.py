@@ -24,7 +24,7 @@ def xid(second: int, code: int, **more: Any) -> Event:
     return Event((100 + second) * S, "gpu-xid", about)
 
 
-def test_each_kind_of_error_of_each_device_is_one_note() -> None:
+def test_driver_errors_are_grouped_by_kind_and_device() -> None:
     lost = {"collector": "gpu_nvidia", "device": "GPU-7", "message": "GPU is lost", "call": "x"}
     switch = {"pci": "0000:c1:00.0", "code": 28006, "text": "Link 46", "count": 1}
     nodes = [
@@ -50,7 +50,7 @@ def test_each_kind_of_error_of_each_device_is_one_note() -> None:
     )
 
 
-def test_many_errors_do_not_fill_the_report_and_odd_ones_do_not_stop_it() -> None:
+def test_many_driver_errors_are_summarized_and_malformed_errors_are_kept() -> None:
     many = describe_driver_errors([node("n", *(xid(1, code) for code in range(20)))])
     assert len(many) == 9
     assert many[-1] == "12 more kinds of driver errors were recorded"

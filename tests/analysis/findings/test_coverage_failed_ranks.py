@@ -63,7 +63,7 @@ RANKS = [build_rank(100, 0), build_rank(101, 1), build_rank(102, 2)]
         (((102, 50, 0, 77),), "rank 2 on gpu-a was killed by signal 77"),
     ],
 )
-def test_the_first_that_failed_by_itself_is_named(exits: Any, text: str) -> None:
+def test_the_first_rank_to_fail_by_itself_is_named(exits: Any, text: str) -> None:
     assert describe(RANKS, *exits) == (f"the job failed: {text}",)
 
 
@@ -78,26 +78,26 @@ KILLED = (101, 50, 0, 9)
         (20, "ranks 0, 2 were in all_reduce 20 too"),
     ],
 )
-def test_the_operation_that_the_others_were_in_is_named(own: int, where: str) -> None:
+def test_the_last_operation_of_the_other_ranks_is_named(own: int, where: str) -> None:
     endings = build_ending(100, 0, 20), build_ending(101, 1, own), build_ending(102, 2, 20)
     (text,) = describe(RANKS, KILLED, endings=endings)
     assert text == f"the job failed: rank 1 on gpu-a was killed by SIGKILL; {where}"
 
 
-def test_nothing_is_said_of_ranks_that_were_in_no_operation() -> None:
+def test_ranks_outside_operations_are_left_out_of_the_failure_note() -> None:
     endings = build_ending(100, 0), build_ending(101, 1, 20), build_ending(102, 2)
     (text,) = describe(RANKS, KILLED, endings=endings)
     assert text == "the job failed: rank 1 on gpu-a was killed by SIGKILL"
 
 
-def test_a_process_without_a_rank_is_named_by_its_number() -> None:
+def test_a_failed_process_without_a_rank_is_named_by_pid() -> None:
     (text,) = describe([build_rank(100, None)], (100, 50, 3, 0))
     assert text == "the job failed: process 100 on gpu-a ended with exit status 3"
 
 
-def test_helpers_and_ranks_that_were_ended_from_outside_say_nothing() -> None:
+def test_failed_helpers_and_terminated_ranks_make_no_failure_note() -> None:
     assert describe(RANKS, (999, 50, 1, 0), (100, 60, 0, 15), (101, 60, 0, 2)) == ()
 
 
-def test_a_rank_that_was_started_again_has_not_failed_the_job() -> None:
+def test_a_restarted_rank_makes_no_failure_note() -> None:
     assert describe([build_rank(100, 0), build_rank(200, 0, first_ns=80)], (100, 50, 1, 0)) == ()

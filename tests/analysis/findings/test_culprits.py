@@ -20,7 +20,7 @@ def finding(report: Report, id_: str) -> Finding:
     return result
 
 
-def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
+def test_a_culprit_reports_own_and_caused_loss_and_recoverable_time(tmp_path: Path) -> None:
     # Rank 1 loses 0.2 s of each of 60 steps to its loader, half of it to the disk; rank 0 waits as
     # long in the all-reduce; 0.1 s are transfer.
     report = record_and_analyze(make_scripts_with_devices((0.0, 0.3), (0.2, 0.3)), tmp_path)
@@ -45,7 +45,7 @@ def test_felt_caused_and_what_fixing_the_culprit_wins(tmp_path: Path) -> None:
     assert finding(report, "net-transfer").persistence is None
 
 
-def test_a_cause_that_holds_all_ranks_up_alike_is_won_back_by_all(tmp_path: Path) -> None:
+def test_a_cause_equal_on_all_ranks_is_fully_recoverable(tmp_path: Path) -> None:
     # Nobody waits for anybody: no single rank wins a thing, the disk of all 0.1 s of every step.
     report = record_and_analyze(make_scripts_with_devices((0.2, 0.3), (0.2, 0.3)), tmp_path)
     storage = finding(report, "storage-local")
@@ -59,7 +59,7 @@ def test_a_cause_that_holds_all_ranks_up_alike_is_won_back_by_all(tmp_path: Path
     assert storage.persistence is None
 
 
-def test_without_a_device_the_gain_is_not_reported_and_the_culprits_are(tmp_path: Path) -> None:
+def test_culprits_without_a_device_have_no_recoverable_time(tmp_path: Path) -> None:
     report = record_and_analyze(make_scripts((0.0, 0.3), (0.2, 0.3)), tmp_path)
     storage = finding(report, "storage-local")
     assert storage.upper_bound and storage.recoverable_ns is None
@@ -68,7 +68,7 @@ def test_without_a_device_the_gain_is_not_reported_and_the_culprits_are(tmp_path
     ]
 
 
-def test_the_slow_steps_and_who_set_them(tmp_path: Path) -> None:
+def test_slow_steps_are_counted_with_their_late_rank(tmp_path: Path) -> None:
     # Steps of 0.4 s; in 7, 20 and 33 rank 1 computes for 0.9 s instead of 0.3, and rank 0 waits.
     scripts = make_scripts_with_devices((0.0, 0.3), (0.0, 0.3), steps=40)
     for rank, script in enumerate(scripts):
@@ -106,7 +106,7 @@ def lengthen(script: Script, rank: int, steps: set[int]) -> None:
     script.main, script.worker = " ".join(main), f"I{script.end}"
 
 
-def test_the_header_counts_what_was_recorded_of_the_job(tmp_path: Path) -> None:
+def test_the_job_header_counts_recorded_ranks_and_gpus(tmp_path: Path) -> None:
     scripts = make_scripts_with_devices((0.0, 0.3), (0.2, 0.3))
     for script in scripts:
         script.variables["WORLD_SIZE"] = "6"
@@ -121,13 +121,13 @@ def test_the_header_counts_what_was_recorded_of_the_job(tmp_path: Path) -> None:
     assert missing.remedy
 
 
-def test_a_node_alone_needs_no_other_clock(tmp_path: Path) -> None:
+def test_a_single_node_needs_no_clock_alignment(tmp_path: Path) -> None:
     report = record_and_analyze(make_scripts((0.0, 0.3))[:1], tmp_path)
     assert report.job is not None and report.slow_step_summary is None
     assert (report.job.gpus, report.job.why_clocks_not_aligned) == (0, "")
 
 
-def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
+def test_unmatched_spans_are_reported_as_a_coverage_gap(tmp_path: Path) -> None:
     # rank 1 does 9 (a barrier) where the other reduces, in steps 10 to 14: neither side is the most
     scripts = make_scripts_with_devices((0.0, 0.3), (0.0, 0.3), (0.0, 0.3))
     odd = scripts[1].main_spans
@@ -146,7 +146,7 @@ def test_spans_that_match_no_operation_are_not_seen(tmp_path: Path) -> None:
     )
 
 
-def test_where_ranks_were_not_compared_only_the_own_loss_is_known(tmp_path: Path) -> None:
+def test_culprits_of_uncompared_ranks_have_own_loss_only(tmp_path: Path) -> None:
     scripts = make_scripts((0.2, 0.3), (0.2, 0.3))
     for number, script in enumerate(scripts):
         script.main_spans = [span for span in script.main_spans if span[0] != 11]
@@ -160,7 +160,7 @@ def test_where_ranks_were_not_compared_only_the_own_loss_is_known(tmp_path: Path
     assert report.slow_step_summary is None
 
 
-def test_short_transfers_of_many_steps_are_sure_and_a_short_wait_for_data_is_not(
+def test_marked_short_transfers_get_higher_confidence_than_sampled_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 20 steps of 2 ranks: 10 ms of each on the way and 10 ms for the disk make 0.4 s either way, of

@@ -13,6 +13,7 @@ from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings.findings import (
     build_findings,
     classify_visibility,
+    limit_savings,
     with_imbalance_in_turn,
 )
 from clusterprof.analysis.timeline.load.ranks import JobPosition
@@ -49,7 +50,7 @@ def list_ids(*ranks: RankResult) -> list[str]:
     return [finding.cause.id for finding in find(*ranks)]
 
 
-def test_the_family_that_lost_most_leads() -> None:
+def test_the_family_with_the_largest_loss_comes_first() -> None:
     # 8 s of storage, and 6 + 5 s of CPUs: no cause of theirs lost more, together they did
     rank = lose(storage_local=8, cpu_preprocess=6, cpu_contention=5)
     assert list_ids(rank) == [PREPROCESS, CONTENTION, STORAGE]
@@ -73,18 +74,20 @@ def test_families_are_summed_over_ranks() -> None:
     assert list_ids(*ranks) == [CONTENTION, PREPROCESS, STORAGE]
 
 
-def test_families_that_lost_the_same_are_led_by_the_larger_cause() -> None:
+def test_equal_families_are_ordered_by_their_largest_cause() -> None:
     rank = lose(storage_local=8, cpu_preprocess=5, cpu_contention=3)
     assert list_ids(rank) == [STORAGE, PREPROCESS, CONTENTION]
 
 
-def test_a_cause_too_small_for_a_finding_does_not_lead_either() -> None:
+def test_a_negligible_cause_does_not_count_for_its_family() -> None:
     # below 1 % of 200 s: 1 s of contention makes no finding, and does not help its family
     ranks = (lose(0, storage_local=9, cpu_preprocess=8), lose(1, cpu_contention=1))
     assert list_ids(*ranks) == [STORAGE, PREPROCESS]
 
 
-def test_the_part_without_a_cause_lowers_every_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unattributed_loss_lowers_the_confidence_of_all_findings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(confidence, "CALIBRATION", {})
     # 15 s of 20 s have a cause: three quarters of what is sure without the others
     known = find(lose(storage_local=10, cpu_preprocess=5))
@@ -99,7 +102,7 @@ def test_the_part_without_a_cause_lowers_every_confidence(monkeypatch: pytest.Mo
     )
 
 
-def test_no_loss_has_no_findings() -> None:
+def test_a_job_without_loss_has_no_findings() -> None:
     assert find(lose()) == []
 
 
@@ -112,7 +115,7 @@ def see(
     return replace(rank, job_position=place, ledger=ledger, **{"marked": True, **changes})
 
 
-def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
+def test_job_visibility_is_that_of_the_least_visible_rank() -> None:
     both = [see(0, "stream-events"), see(1, "stream-events")]
     assert classify_visibility(both, True) == "hooked"
     assert classify_visibility([see(0, emulated=True), see(1, emulated=True)], True) == "hooked"
@@ -127,7 +130,7 @@ def test_what_was_seen_of_a_job_is_what_was_seen_least_well() -> None:
     assert classify_visibility([see(0, world_size=None)], True) == "driver"  # not known how many
 
 
-def test_an_imbalance_with_changing_culprits_is_not_said_to_be_of_one_rank() -> None:
+def test_an_imbalance_with_changing_culprits_is_titled_as_in_turn() -> None:
     turns = Persistence("wandering", 0, 60 * S, 20, 20, 2, 12)
     culprits = tuple(Culprit("node-a", rank, "", "", others_ns=20 * S) for rank in (0, 1))
     finding = advice_contexts.make_finding("sync-imbalance", persistence=turns, culprits=culprits)
@@ -139,3 +142,19 @@ def test_an_imbalance_with_changing_culprits_is_not_said_to_be_of_one_rank() -> 
     other = advice_contexts.make_finding("sync-slow-compute", persistence=turns, culprits=culprits)
     for same in (steady, rare, other):
         assert with_imbalance_in_turn(same) == same
+
+
+@pytest.mark.parametrize(
+    ("all_ns", "least_ns", "saved_ns"),
+    [
+        (0, 7, 0),  # computed, and nothing: an answer
+        (30, 7, 30),
+        (300, 7, 100),  # no more than was lost
+        (None, 7, 7),
+        (None, 0, None),  # at least nothing says nothing
+    ],
+)
+def test_savings_of_nothing_are_known_and_at_least_nothing_are_not(
+    all_ns: int | None, least_ns: int, saved_ns: int | None
+) -> None:
+    assert limit_savings(all_ns, least_ns, lost_ns=100) == saved_ns

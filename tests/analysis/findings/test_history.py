@@ -49,7 +49,7 @@ def two_ranks(folder: Path) -> Report:
     return analyze(folder, history=True)
 
 
-def test_two_ranks_by_hand(tmp_path: Path) -> None:
+def test_the_history_of_two_ranks_matches_values_computed_by_hand(tmp_path: Path) -> None:
     report = two_ranks(tmp_path)
     check_history(report)
     history = report.history
@@ -73,7 +73,7 @@ def test_two_ranks_by_hand(tmp_path: Path) -> None:
     assert second.lost == ((WAITING_FOR_RANKS, (0,) * 5 + 30 * waits),)
 
 
-def test_the_longest_waits_and_the_slowest_steps_by_hand(tmp_path: Path) -> None:
+def test_the_longest_waits_and_the_slowest_steps_are_listed(tmp_path: Path) -> None:
     history = two_ranks(tmp_path).history
     assert history is not None
     # All alike, so the earliest twelve.
@@ -94,7 +94,7 @@ def test_the_longest_waits_and_the_slowest_steps_by_hand(tmp_path: Path) -> None
     )
 
 
-def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -> None:
+def test_nodes_with_different_clocks_are_placed_on_a_common_clock(tmp_path: Path) -> None:
     """Clocks 5 h and 77 s ahead, wall clocks 2 h apart: the operations say what they share."""
     machines = (
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
@@ -117,7 +117,7 @@ def test_nodes_whose_clocks_begin_elsewhere_stand_on_one_clock(tmp_path: Path) -
 
 @SLOW
 @given(draw_scripts(), st.sampled_from([900, 7_000]))
-def test_stretches_add_up_whatever_happens_and_however_it_is_cut(
+def test_history_bins_add_up_for_any_job_and_chunk_size(
     tmp_path_factory: pytest.TempPathFactory, script: Script, chunk_ms: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -142,14 +142,14 @@ def in_step_and_lost(times: RankTimeHistory) -> tuple[list[int], list[int]]:
     return in_step, [sum(column) for column in zip(*rows.values())] or [0] * len(in_step)
 
 
-def test_a_report_without_it_has_none_and_is_the_same(tmp_path: Path) -> None:
+def test_a_report_without_history_is_otherwise_the_same(tmp_path: Path) -> None:
     with_it = two_ranks(tmp_path)
     without = analyze(tmp_path)
     assert without.history is None
     assert replace(with_it, history=None) == without
 
 
-def test_what_was_not_measured_is_in_no_stretch(tmp_path: Path) -> None:
+def test_unmeasured_time_is_in_no_history_bin(tmp_path: Path) -> None:
     """Samples 20 to 29 of the device failed: from 1.9 to 3.0 s nothing is known."""
     script = make_training([(0.0, 0.5)] * 8, begin=0.5)
     script.unread = range(20, 30)
@@ -163,7 +163,7 @@ def test_what_was_not_measured_is_in_no_stretch(tmp_path: Path) -> None:
     assert sum(ns == 0 for ns in in_step[5:45]) == unmeasured // 100_000_000
 
 
-def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
+def test_a_run_without_steps_states_the_missing_history(tmp_path: Path) -> None:
     script = Script(end=2.0, main="I2.0")
     write_recording(script, tmp_path / "node-1")
     history = analyze(tmp_path, history=True).history
@@ -171,7 +171,7 @@ def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
     assert (history.ranks, history.why_missing) == ((), "no time inside steps was recorded")
 
 
-def test_two_stretches_become_one_when_there_are_too_many() -> None:
+def test_the_bin_width_doubles_at_the_maximum_number_of_bins() -> None:
     table = TimeBinTable()
     time_bin_table = TimeBinTable()
     time_bin_table.extend(3, 5)  # 0.3 to 0.5 s
@@ -187,7 +187,7 @@ def test_two_stretches_become_one_when_there_are_too_many() -> None:
     assert int(table.rows["a"][0].sum()) == 7
 
 
-def test_stretches_of_another_clock_are_cut_evenly() -> None:
+def test_bins_of_another_clock_are_split_evenly() -> None:
     edges = np.array([0, 100, 200])
     whole, rest = align_to_bins(
         edges, np.array([[40, 60]]), np.array([[0, 8]]), np.array([-50, 50, 150, 250])
@@ -197,7 +197,7 @@ def test_stretches_of_another_clock_are_cut_evenly() -> None:
 
 
 @given(st.lists(st.integers(0, 10 * SHARE_SCALE), min_size=1, max_size=8), st.integers(0, 100))
-def test_shares_add_up_to_what_was_to_be_shared(units: list[int], total: int) -> None:
+def test_allocated_shares_add_up_to_the_total(units: list[int], total: int) -> None:
     parts = np.array(units)
     out = allocate_by_weight(total, parts // SHARE_SCALE, parts % SHARE_SCALE)
     assert int(out.sum()) == total
@@ -207,7 +207,7 @@ def test_shares_add_up_to_what_was_to_be_shared(units: list[int], total: int) ->
         assert (np.abs(out - np.array([total * unit / weight for unit in units])) < 2).all()
 
 
-def test_whole_amounts_stay_as_they_are() -> None:
+def test_whole_amounts_are_allocated_unchanged() -> None:
     assert allocate_by_weight(
         10, np.array([1, 1, 2]), np.array([SHARE_SCALE // 2] * 2 + [0])
     ).tolist() == [3, 3, 4]
@@ -225,9 +225,7 @@ def test_an_idle_device_without_a_cause_is_unattributed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["collectives", "spans", "busy+collectives"])
-def test_stretches_add_up_where_waiting_is_reported_without_marks(
-    tmp_path: Path, missing: str
-) -> None:
+def test_history_bins_add_up_for_waits_inferred_without_marks(tmp_path: Path, missing: str) -> None:
     """Time in which ranks slept or span may be waiting, or nobody knows; perhaps it is no loss."""
     reads, plain = Step(read=0.2), Step()
     job = remove_signals(

@@ -19,14 +19,14 @@ def series(*costs: int) -> list[tuple[int, int]]:
     return [(cost, 100) for cost in costs]
 
 
-def test_a_step_up_that_stays_is_an_onset() -> None:
+def test_a_lasting_rise_of_lost_time_is_an_onset() -> None:
     assert find_onset(series(*[0] * 8, *[40] * 16)) == 8
     assert find_onset(series(*[2] * 8, *[40] * 16)) == 8
     # 48 stretches, two to a part: the part of stretches 20 and 21 is half of it, 21 the first
     assert find_onset(series(*[0] * 21, *[40] * 27)) == 21
 
 
-def test_what_was_there_from_the_start_comes_and_goes_or_ended_again_has_none() -> None:
+def test_a_constant_intermittent_or_ended_loss_has_no_onset() -> None:
     assert find_onset(series(*[40] * 24)) is None
     assert find_onset(series(40, *[38] * 23)) is None
     assert find_onset(series(0, *[40] * 23)) is None  # warming up
@@ -42,7 +42,7 @@ def test_what_was_there_from_the_start_comes_and_goes_or_ended_again_has_none() 
     assert find_onset([]) is None
 
 
-def test_parts_with_hardly_any_time_in_steps_say_nothing() -> None:
+def test_bins_with_little_step_time_are_ignored_for_the_onset() -> None:
     assert find_onset([(0, 0)] * 8 + series(*[40] * 16)) is None
     assert find_onset([*series(*[0] * 8, *[40] * 16), (0, 10)]) == 8
 
@@ -67,7 +67,7 @@ def began(report: Report) -> Onset | None:
     return with_onsets(report).findings[0].onset
 
 
-def test_waiting_that_was_for_the_culprit_tells_when_it_began() -> None:
+def test_waiting_for_the_culprit_dates_the_onset() -> None:
     report = straggled("sync-slow-compute", 8 * S, LATE)
     assert began(report) == Onset(8 * S, 8, 24)
     assert began(straggled("sync-slow-compute", 4 * S, LATE)) is None  # half of it was for others
@@ -76,7 +76,7 @@ def test_waiting_that_was_for_the_culprit_tells_when_it_began() -> None:
     assert began(replace(report, history=whole)) == Onset(7 * S, 14, 24)
 
 
-def test_its_own_loss_tells_it_too_and_of_two_chief_culprits_it_is_not_asked() -> None:
+def test_own_loss_of_a_single_culprit_dates_the_onset() -> None:
     report = straggled("cpu-preprocess", 0, (0,) * 24)
     assert report.history is not None
     own = replace(report.history.ranks[1], lost=(("cpu-preprocess", LATE),))
@@ -101,7 +101,7 @@ def ran(at: int, first: int, last: int, of: int = 48, ends: tuple[int, ...] = ()
     return RankHistory(at, tuple(10 if first <= n <= last else 0 for n in range(of)), (), ends)
 
 
-def test_a_rank_that_ended_before_the_others_is_named_with_its_last_step() -> None:
+def test_an_early_ended_rank_is_reported_with_its_last_step() -> None:
     books = [book(0), book(1), book(2)]
     ranks = [ran(0, 1, 19), ran(1, 0, 47), ran(2, 0, 46)]
     # 200 of 480; 470 is within a 24th of it
@@ -111,7 +111,7 @@ def test_a_rank_that_ended_before_the_others_is_named_with_its_last_step() -> No
     assert find_early_ends(exact, books, 0, 10, 2) == ((0, 200),)  # not every end is known
 
 
-def test_a_rank_that_was_started_anew_and_another_job_have_not_ended() -> None:
+def test_a_restarted_rank_is_not_an_early_end() -> None:
     ranks = [ran(0, 0, 19), ran(1, 0, 47), ran(2, 21, 47)]
     assert find_early_ends(ranks, [book(0), book(1), book(0)], 0, 10, 1) == ()
     assert find_early_ends(ranks, [book(0, job=1), book(1), book(2)], 0, 10, 1) == ()

@@ -48,7 +48,7 @@ def finding(lost_ns: int, **more: object) -> Finding:
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-def test_what_it_costs_and_how_much_sooner_the_job_would_end() -> None:
+def test_impact_states_lost_cost_and_saved_time() -> None:
     item = alone([2] * 10, hidden_s=3)
     job_impact = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
     assert job_impact.job_ns == 100 * S and job_impact.gpus == 1
@@ -64,14 +64,14 @@ def test_what_it_costs_and_how_much_sooner_the_job_would_end() -> None:
     assert cause.why_missing == job_impact.why_no_cost == ""
 
 
-def test_what_never_varies_is_certain_and_a_few_stretches_tell_no_bounds() -> None:
+def test_savings_bounds_need_enough_bins_and_close_on_constant_loss() -> None:
     for stretches, bounds in ((8, (16 * S, 16 * S)), (4, (None, None))):
         [cause] = build_impact([alone([2] * stretches)], JobState(()), [finding(S)], {}).causes
         assert cause.saved_ns == 2 * stretches * S
         assert (cause.saved_low_ns, cause.saved_high_ns) == bounds
 
 
-def test_what_cannot_be_reported_says_why() -> None:
+def test_missing_savings_and_cost_have_a_reason() -> None:
     outside, bounded = finding(S, outside_steps=True), finding(S, upper_bound=True)
     job_impact = build_impact([alone([2] * 10)], JobState(()), [outside, bounded], {})
     assert [(cause.saved_ns, cause.why_missing) for cause in job_impact.causes] == [
@@ -89,7 +89,7 @@ def test_what_cannot_be_reported_says_why() -> None:
     assert SavingsModel(jobs, None).why == SEVERAL_JOBS
 
 
-def test_tokens_per_second_and_what_a_million_cost_now_and_if_fixed() -> None:
+def test_token_rate_and_cost_are_given_before_and_after_fixing() -> None:
     known = {"tokens": 50_000, "tokens_steps": 40, "tokens_unknown_steps": 0}
     item = replace(alone([2] * 10), accumulator=Accumulator({"first_step": 0, **known}))
     job_impact = build_impact([item], JobState(()), [finding(20 * S)], PRICE)
@@ -106,7 +106,7 @@ def test_tokens_per_second_and_what_a_million_cost_now_and_if_fixed() -> None:
     assert by_key["yardstick.samples_per_second"] is None
 
 
-def test_steps_that_do_not_say_what_they_held_count_like_the_others_if_they_are_few() -> None:
+def test_few_steps_without_sample_counts_use_the_mean() -> None:
     def rate(known: int, unknown: int) -> tuple[float | None, str]:
         sums = {"samples": 10 * known, "samples_steps": known, "samples_unknown_steps": unknown}
         rate = compute_rate(

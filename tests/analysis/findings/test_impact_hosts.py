@@ -71,7 +71,7 @@ def gained(ranks: list[RankResult], felt: dict[str, int], before_s: int = 0) -> 
     return SavingsModel([first, *rest], cast(Any, Played(before_s)))
 
 
-def test_the_rank_that_moves_data_most_slowly_holds_all_up() -> None:
+def test_the_slowest_moving_rank_sets_the_host_overhead() -> None:
     ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5), replace(make_rank_result(2), victim_ns={})]
     host_overhead = estimate_host_overhead(ranks)
     assert (host_overhead.on_cpu_part, host_overhead.delayed_part) == pytest.approx((0.05, 0.25))
@@ -81,7 +81,7 @@ def test_the_rank_that_moves_data_most_slowly_holds_all_up() -> None:
     assert estimate_host_overhead([make_rank_result(0)]) == HostOverhead()
 
 
-def test_the_waits_for_a_cpu_go_with_what_took_the_cpus() -> None:
+def test_cpu_waits_of_transfers_follow_their_cpu_cause() -> None:
     host_overhead = HostOverhead(0.1, 0.4)
     felt = {CONTENTION: 30, QUOTA: 10, "storage-local": 60}
     assert host_overhead.get_delayed_part([CONTENTION], felt) == pytest.approx(0.3)
@@ -93,7 +93,7 @@ def test_the_waits_for_a_cpu_go_with_what_took_the_cpus() -> None:
     )
 
 
-def test_a_mended_network_leaves_what_hosts_need_and_free_cpus_win_their_waits() -> None:
+def test_network_savings_exclude_the_host_overhead_of_transfers() -> None:
     # 20 s of transfers: of those of rank 1 the movers worked 1 s and waited 5 s for a CPU
     ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5)]
     known = gained(ranks, {MOVED: 40, CONTENTION: 10})
@@ -105,14 +105,14 @@ def test_a_mended_network_leaves_what_hosts_need_and_free_cpus_win_their_waits()
     assert known.estimate_all(both).ns == 10 * S + round(20 * S * 0.95)
 
 
-def test_what_a_fault_of_the_network_took_is_beyond_that_already() -> None:
+def test_savings_of_a_network_fault_exclude_host_overhead() -> None:
     ranks = [moving(0, 20, 2, 1), moving(1, 20, 1, 5)]
     known = gained(ranks, {MOVED: 10, "net-link": 30})
     assert known.estimate("net-link", ("net-link",)).ns == 15 * S  # three quarters of 20 s
     assert known.estimate(MOVED, ()).ns == round(20 * S * 0.25 * 0.7)
 
 
-def test_of_the_time_behind_the_last_operation_the_same_is_reported() -> None:
+def test_time_after_the_last_operation_saves_at_the_same_rate() -> None:
     # 110 s in steps, 100 s between operations: 4 s before the first, of which all that was lost is
     # in the first; behind the last as much was lost in 6 s as in the 104
     long = [
@@ -125,7 +125,7 @@ def test_of_the_time_behind_the_last_operation_the_same_is_reported() -> None:
     assert gained(long, {}, before_s=40).estimate(CONTENTION, (CONTENTION,)).ns == 10 * S
 
 
-def test_the_slowdown_of_a_job_that_hangs_on_gaps_is_not_known() -> None:
+def test_straggler_slowdown_is_withheld_for_gaps_on_the_critical_path() -> None:
     class Gapped(Played):
         gap_s = 0.0
 

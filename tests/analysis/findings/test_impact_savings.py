@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterprof.analysis.attribution.taxonomy import CAUSES
-from clusterprof.analysis.findings.impact import NOT_MATCHED, PIPELINE_ORDER
 from clusterprof.analysis.findings.savings import with_savings
 from clusterprof.output.renderers.html.page import Html
 from clusterprof.output.renderers.json import Json
@@ -34,13 +33,15 @@ def finding(gain: int | None, *culprits: int, lost: int = 100) -> Finding:
     return Finding(CAUSES["storage-local"], lost, 0.1, gain, 0.9, "A", False, False, whose)
 
 
-def wins(item: Finding, saved_ns: int | None, why: str = "") -> tuple[int | None, list[int | None]]:
-    line = CauseImpact("storage-local", None, saved_ns, None, None, why)
+def wins(
+    item: Finding, saved_ns: int | None, is_unknowable: bool = False
+) -> tuple[int | None, list[int | None]]:
+    line = CauseImpact("storage-local", None, saved_ns, None, None, "", is_unknowable=is_unknowable)
     [savings] = with_savings([item], Impact(None, "", None, 100, (line,), gpus=GPUS))
     return savings.recoverable_ns, [culprit.recoverable_ns for culprit in savings.culprits]
 
 
-def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> None:
+def test_replayed_culprit_savings_never_exceed_the_cause_savings() -> None:
     assert wins(finding(10, 7), 5) == (20, [20])  # of four devices; the only culprit wins all of it
     assert wins(finding(90, 70, 6), 5) == (20, [20, 6])
     assert wins(finding(None), 0) == (0, [])
@@ -49,11 +50,9 @@ def test_the_replay_is_the_answer_and_no_culprit_wins_more_than_its_cause() -> N
     assert wins(finding(90, 70, lost=19), 5) == (20, [20])
 
 
-def test_without_a_replay_it_is_what_attribution_adds_up_to_if_that_can_be_reported_at_all() -> (
-    None
-):
-    assert wins(finding(10, 7), None, NOT_MATCHED) == (10, [7])
-    assert wins(finding(10, 7), None, PIPELINE_ORDER) == (None, [7])
+def test_savings_without_a_replay_come_from_attribution() -> None:
+    assert wins(finding(10, 7), None) == (10, [7])
+    assert wins(finding(10, 7), None, is_unknowable=True) == (None, [7])
 
 
 def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
@@ -68,7 +67,7 @@ def why(cause: str, saved_ns: int, *caused_ns: int, gpus: int = GPUS) -> str:
     ].why_savings_exceed_loss
 
 
-def test_why_more_is_won_than_was_lost() -> None:
+def test_savings_above_the_lost_time_have_an_explanation() -> None:
     slow = "sync-slow-compute"
     assert why(slow, 4, 9, 0) == "rank 2 also finishes sooner"  # 16 of 10; the other: 0 of 9
     assert why(slow, 4, 9, 1) == "the late ranks also finish sooner"
@@ -98,7 +97,7 @@ def document(report: Report) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_json_and_openmetrics_say_the_same(report: Report) -> None:
+def test_json_and_openmetrics_state_the_same_savings(report: Report) -> None:
     parsed = document(report)
     assert {"storage-local", "cpu-preprocess"} <= {cause for cause, _, _ in parsed}
     assert report.impact is not None and report.impact.gpus == 2
@@ -113,7 +112,7 @@ def test_json_and_openmetrics_say_the_same(report: Report) -> None:
 
 
 @pytest.mark.parametrize("renderer", [Terminal, Plain, Markdown, Html])
-def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
+def test_readable_outputs_state_the_same_savings_as_json(report: Report, renderer: type) -> None:
     text = renderer().render(report)
     if renderer is Html:
         text = html.unescape(
@@ -147,7 +146,7 @@ def test_what_people_read_says_the_same(report: Report, renderer: type) -> None:
     }
 
 
-def test_a_finding_that_disagrees_would_be_seen(report: Report) -> None:
+def test_a_finding_with_different_savings_fails_the_comparison(report: Report) -> None:
     other = replace(report.findings[0], recoverable_ns=(report.findings[0].recoverable_ns or 0) + 7)
     broken = replace(report, findings=(other, *report.findings[1:]))
     assert any(device_ns != 2 * job_ns for _, device_ns, job_ns in document(broken))

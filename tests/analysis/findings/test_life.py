@@ -59,7 +59,7 @@ def why_missing(life: Life | None) -> dict[str, str]:
     return {part.name: part.why_missing for part in life.parts if part.why_missing}
 
 
-def test_the_life_of_a_single_attempt_is_its_ledger(tmp_path: Path) -> None:
+def test_the_life_of_a_single_attempt_matches_the_ledger(tmp_path: Path) -> None:
     write_attempt(tmp_path / "run", 0, script_of())
     report = analyze(tmp_path)
     # 1 s before the first step, 20 waits of 0.2 s, 20 computations of 0.3 s, 1 s after the last
@@ -73,9 +73,7 @@ def test_the_life_of_a_single_attempt_is_its_ledger(tmp_path: Path) -> None:
     assert why_missing(report.life).keys() == {"queued"}
 
 
-def test_steps_that_a_restart_does_again_are_counted_by_the_jobs_own_numbers(
-    tmp_path: Path,
-) -> None:
+def test_steps_repeated_after_a_restart_are_counted_by_job_numbers(tmp_path: Path) -> None:
     # the first attempt does the steps 1 to 20, the second begins with 13: 8 steps twice
     write_attempt(tmp_path / "a", 0, script_of({0: 1, 1: 2}), {"signal": 9})
     write_attempt(tmp_path / "b", 30, script_of({0: 13, 1: 14}))
@@ -104,7 +102,7 @@ def test_steps_that_a_restart_does_again_are_counted_by_the_jobs_own_numbers(
         (({0: 1, 1: 5}, {0: 13}), "counts other steps"),
     ],
 )
-def test_without_numbers_it_is_said_that_repeated_steps_are_not_known(
+def test_missing_job_step_numbers_leave_repeated_steps_unknown(
     tmp_path: Path, counters: tuple[dict[int, int] | None, ...], reason: str
 ) -> None:
     for number, own in enumerate(counters):
@@ -116,7 +114,7 @@ def test_without_numbers_it_is_said_that_repeated_steps_are_not_known(
     assert [attempt.repeated_steps for attempt in life.attempts] == [None, 0]
 
 
-def test_three_attempts_repeat_what_a_later_one_begins_with_again(tmp_path: Path) -> None:
+def test_steps_repeated_by_any_later_attempt_are_counted(tmp_path: Path) -> None:
     # 1 to 20, 13 to 32, and again from 5: of the first 16, of the second all 20
     for number, first in enumerate((1, 13, 5)):
         write_attempt(tmp_path / str(number), 30 * number, script_of({0: first, 1: first + 1}))
@@ -126,7 +124,7 @@ def test_three_attempts_repeat_what_a_later_one_begins_with_again(tmp_path: Path
     assert seconds_by_part(life)["repeated"] == pytest.approx(0.3 * 36, abs=0.2)
 
 
-def test_the_queue_comes_from_the_command_or_from_the_job(tmp_path: Path) -> None:
+def test_queue_time_comes_from_the_command_or_the_job_variables(tmp_path: Path) -> None:
     stated = {"CLUSTERPROF_QUEUED_AT": str(EPOCH_S - 50), "SLURM_JOB_START_TIME": str(EPOCH_S - 20)}
     write_attempt(tmp_path / "run", 0, script_of(**stated))
     life = analyze(tmp_path).life
@@ -151,7 +149,7 @@ def test_a_requeued_job_waits_in_the_queue_again(tmp_path: Path) -> None:
     assert parts["restart"] >= 6  # 5 s to the first record, 1 s to the first step
 
 
-def test_saves_and_evaluations_after_the_last_step_count(tmp_path: Path) -> None:
+def test_saves_and_evaluations_after_the_last_step_are_counted(tmp_path: Path) -> None:
     script = script_of()
     script.main_spans.append((layout.CHECKPOINT, 11.0, 11.4, 1000))
     script.main_spans.append((layout.EVAL, 11.5, 11.7))
@@ -161,7 +159,7 @@ def test_saves_and_evaluations_after_the_last_step_count(tmp_path: Path) -> None
     assert parts["after"] == pytest.approx(0.4)
 
 
-def test_an_evaluation_in_steps_is_no_training(tmp_path: Path) -> None:
+def test_an_evaluation_within_steps_does_not_count_as_training(tmp_path: Path) -> None:
     script = script_of()
     # from 6.2 to 6.5 s the device computes for the step that began with a wait at 6.0 s
     script.main_spans.append((layout.EVAL, 6.2, 6.5))
@@ -181,7 +179,7 @@ def test_recordings_of_different_jobs_have_no_life(tmp_path: Path) -> None:
     assert (life.why_missing, life.parts) == ("recordings of different jobs were given", ())
 
 
-def test_a_chain_of_slurm_jobs_with_one_name_is_one_life(tmp_path: Path) -> None:
+def test_chained_slurm_jobs_of_the_same_name_share_a_life(tmp_path: Path) -> None:
     for number in range(2):
         script = script_of(SLURM_JOB_NAME="pretrain", SLURM_JOB_ID=str(7 + number))
         write_attempt(tmp_path / str(number), 30 * number, script, job=str(7 + number))
@@ -190,7 +188,7 @@ def test_a_chain_of_slurm_jobs_with_one_name_is_one_life(tmp_path: Path) -> None
     assert life is not None and len(life.attempts) == 2
 
 
-def test_processes_without_a_rank_follow_each_other_in_one_slot(tmp_path: Path) -> None:
+def test_successive_processes_without_a_rank_share_a_device_slot(tmp_path: Path) -> None:
     for number in range(2):
         script = script_of({0: 1 + 10 * number})
         script.variables = {}
@@ -212,5 +210,5 @@ def test_processes_without_a_rank_follow_each_other_in_one_slot(tmp_path: Path) 
         ("nan", None),
     ],
 )
-def test_a_time_is_seconds_or_iso(text: str, ns: int | None) -> None:
+def test_a_wall_time_is_parsed_from_seconds_or_iso(text: str, ns: int | None) -> None:
     assert parse_wall_time(text) == ns

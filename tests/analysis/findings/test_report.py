@@ -34,7 +34,7 @@ def finding(report: Report, cause: str) -> Finding:
     return next(item for item in report.findings if item.cause.id == cause)
 
 
-def test_a_rank_that_becomes_slow_is_reported_with_time_and_step(tmp_path: Path) -> None:
+def test_a_rank_that_becomes_slow_has_an_onset_step(tmp_path: Path) -> None:
     """Steps of 0.02 + 0.3 + transfer for the first 20 of 60, then 0.5 s of decoding."""
     report = analysed(make_cluster([FAST] * 60, [FAST] * 20 + [SLOW] * 40), tmp_path)
     since = finding(report, "cpu-preprocess").onset
@@ -51,7 +51,7 @@ def test_a_rank_that_is_slow_from_the_first_step_on_has_no_onset(tmp_path: Path)
     assert finding(report, "cpu-preprocess").onset is None
 
 
-def test_a_rank_that_ended_early_is_known_to_have(tmp_path: Path) -> None:
+def test_a_rank_that_ends_early_is_reported_with_its_end(tmp_path: Path) -> None:
     """30 steps of 0.42 s, and 60: nobody waits for anybody."""
     short = remove_signals(make_cluster([FAST] * 30, [FAST] * 30), "collectives")[0]
     long = remove_signals(make_cluster([FAST] * 60, [FAST] * 60), "collectives")[1]
@@ -74,7 +74,7 @@ def reading(size: int) -> list[Script]:
     return scripts
 
 
-def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
+def test_small_reads_are_counted_and_packing_is_advised(tmp_path: Path) -> None:
     tested_finding = finding(analysed(reading(16 << 10), tmp_path), "storage-local")
     (size,) = (
         evidence_row
@@ -92,7 +92,7 @@ def test_small_reads_are_counted_and_packed(tmp_path: Path) -> None:
     assert tested_finding.withheld_advice == ()
 
 
-def test_large_reads_are_left_as_they_are_and_that_is_reported(tmp_path: Path) -> None:
+def test_packing_is_withheld_for_large_reads(tmp_path: Path) -> None:
     tested_finding = finding(analysed(reading(2 * MIB), tmp_path), "storage-local")
     assert "pack-records" not in [advice_item.id for advice_item in tested_finding.advice]
     assert tested_finding.withheld_advice == (
@@ -104,7 +104,7 @@ def split(**more: Any) -> Any:
     return SimpleNamespace(**{"expected_ns": 90, "excess_ns": 10, "by_rate": False, **more})
 
 
-def test_what_is_slow_all_the_time_is_not_called_usual() -> None:
+def test_a_steadily_slow_transfer_is_not_called_usual() -> None:
     slow = (Evidence("network.path_ratio", 0.249, "ratio"),)
     fair = (Evidence("network.path_ratio", 0.25, "ratio"),)
     assert list(_choose_transfer_wording(split(), slow).values()) == [TRANSFER_STEADY_SLOW]

@@ -60,9 +60,7 @@ def values(report: Report) -> dict[str, float | None]:
     return {metric.name: metric.value for metric in report.metrics}
 
 
-def test_a_small_batch_is_reported_beside_the_waits_and_never_among_them(
-    reports: tuple[Report, Report],
-) -> None:
+def test_a_small_batch_is_reported_apart_from_lost_time(reports: tuple[Report, Report]) -> None:
     report, full = reports
     assert report.ranks == full.ranks  # not a nanosecond moved
     underfill = report.device_utilization
@@ -93,7 +91,7 @@ def test_a_small_batch_is_reported_beside_the_waits_and_never_among_them(
 
 
 @pytest.mark.parametrize("renderer", [Terminal(), Plain(), Markdown()], ids=lambda r: r.name)
-def test_every_output_for_people_says_it_apart(
+def test_every_readable_output_states_under_use_apart_from_idle_time(
     reports: tuple[Report, Report], renderer: Renderer
 ) -> None:
     text, quiet = (" ".join(renderer.render(report).split()) for report in reports)
@@ -105,7 +103,7 @@ def test_every_output_for_people_says_it_apart(
     assert "nder-used" not in quiet and "UNDER-USED" not in quiet
 
 
-def test_one_chunk_or_many_fill_alike(tmp_path: Path) -> None:
+def test_utilization_is_the_same_for_any_chunk_size(tmp_path: Path) -> None:
     node = write_recording(
         small(power=[(1.0, 9.0, 200.0)], limit=[(0.0, 30.0, 700.0)]), tmp_path / "node-1"
     )
@@ -119,7 +117,7 @@ def test_one_chunk_or_many_fill_alike(tmp_path: Path) -> None:
     assert whole == cut and len(whole) == 1 and whole[0]["busy", 0] == 12 * SECOND
 
 
-def test_without_sm_activity_power_and_memory_only_suggest_it(tmp_path: Path) -> None:
+def test_power_and_memory_without_sm_activity_only_suggest_under_use(tmp_path: Path) -> None:
     # 110 W of 700 in idle windows, 200 in those of kernels: 90 of 590 on the way to the limit
     script = small(power=[], limit=[(0.0, 30.0, 700.0)])
     rest = [(0.0, script.end, 110.0), *((*span, 90.0) for span in script.busy or ())]
@@ -141,7 +139,7 @@ def test_without_sm_activity_power_and_memory_only_suggest_it(tmp_path: Path) ->
     assert "underfill.ratio: not known: no SM activity was recorded" in text
 
 
-def test_what_ranks_spin_for_each_other_is_no_small_batch(tmp_path: Path) -> None:
+def test_spinning_for_other_ranks_does_not_count_as_under_use(tmp_path: Path) -> None:
     # both devices are at 0.9 while they compute, 0.3 and 0.7 s, then at 0.05 until all is moved:
     # for 0.5 s, of which 0.4 for the other rank, and for 0.1 s
     steps = [Step()] * 20, [Step(compute=0.7)] * 20

@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_advised(name: str) -> None:
+def test_each_utilization_case_gets_its_advice(name: str) -> None:
     item, codes = CASES[name]
     device_utilization = build_device_utilization([item])
     assert device_utilization.ranks[0].advice == codes
@@ -90,11 +90,11 @@ def test_what_is_advised(name: str) -> None:
     }
 
 
-def test_every_code_is_advised_for_some_reason() -> None:
+def test_every_advice_code_occurs_in_some_case() -> None:
     assert {code for _, codes in CASES.values() for code in codes} == set(ADVICE_TEXTS)
 
 
-def test_how_sure_it_is() -> None:
+def test_confidence_depends_on_the_measured_signals_and_known_time() -> None:
     def grade_and_confidence(result: RankResult) -> tuple[str, float]:
         [advice] = build_device_utilization([result]).advice
         return advice.grade, round(advice.confidence_ratio, 6)
@@ -107,7 +107,7 @@ def test_how_sure_it_is() -> None:
     assert grade_and_confidence(books(sm=None, memory=ROOM, power=0.1)) == ("C", 0.6)
 
 
-def test_ranks_are_counted_and_measured_ones_kept_from_guessed_ones() -> None:
+def test_advice_counts_measured_and_guessed_ranks_separately() -> None:
     measured, guessed = books(memory=ROOM), books(sm=None, memory=ROOM, power=0.1, number=1)
     full = books(sm=0.9, number=2)
     device_utilization = build_device_utilization(

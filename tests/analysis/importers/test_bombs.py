@@ -54,7 +54,7 @@ def zipped(data: bytes, count: int, name: bytes = b"%d", method: int = 8, flags:
     return body + data + listed + b"PK\x05\x06" + end
 
 
-def test_a_member_that_unfolds_without_end_is_refused_as_a_gzip_is(tmp_path: Path) -> None:
+def test_a_zip_bomb_member_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     path.write_bytes(zipped(deflated(bytes(1 << 20), 500), 1))
     (source,) = open_sources(path)
@@ -65,7 +65,7 @@ def test_a_member_that_unfolds_without_end_is_refused_as_a_gzip_is(tmp_path: Pat
     assert 63 << 20 < out <= 64 << 20
 
 
-def test_the_heads_of_all_members_are_64_mib_at_most(tmp_path: Path) -> None:
+def test_zip_member_heads_are_limited_to_64_mib(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     path.write_bytes(zipped(deflated(b" " * (1 << 16), 1), 4096))
     heads = [len(source.head) for source in open_sources(path)]
@@ -83,7 +83,7 @@ def test_the_heads_of_all_members_are_64_mib_at_most(tmp_path: Path) -> None:
         (zipped(b"", 1, flags=1), "is encrypted"),
     ],
 )
-def test_archives_that_are_not_read_say_why_on_the_command_line(
+def test_unreadable_archives_are_refused_with_a_reason(
     tmp_path: Path, data: bytes, why: str
 ) -> None:
     path = tmp_path / "traces.zip"
@@ -92,7 +92,7 @@ def test_archives_that_are_not_read_say_why_on_the_command_line(
         pass
 
 
-def test_a_member_whose_checksum_is_another_is_damaged(tmp_path: Path) -> None:
+def test_a_zip_member_with_a_wrong_checksum_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.json", b"[" + EVENT * 9)
@@ -102,7 +102,7 @@ def test_a_member_whose_checksum_is_another_is_damaged(tmp_path: Path) -> None:
     assert source.damage.endswith("(its checksum does not match)")
 
 
-def test_zstd_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_zstd_bomb_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
     path = tmp_path / "a.zst"  # blocks of four bytes that stand for 128 KiB each
     space = struct.pack("<I", (1 << 17) << 3 | 1 << 1)[:3] + b" "
@@ -112,9 +112,7 @@ def test_zstd_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
         list(source.blocks())
 
 
-def test_values_that_fill_the_memory_are_refused_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_oversized_json_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MAX_DECODED_BYTES", 10_000)
     (source,) = open_sources(Path("a.json"), b"[" + b"[]," * 50 + b"0]")
     assert len(read_json_bytes(source)) == 153  # 2 x 153 + 51 x 80 + 50 x 60 = 7,386
@@ -158,7 +156,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("name", "head", "part", "tail", "outcome"), SLOW)
-def test_what_makes_a_search_look_back_is_read_all_the_same(
+def test_backtracking_inputs_are_read_in_linear_time(
     name: str, head: bytes, part: bytes, tail: bytes, outcome: str
 ) -> None:
     # Where a search looks back this takes minutes.
@@ -166,7 +164,9 @@ def test_what_makes_a_search_look_back_is_read_all_the_same(
     assert try_one(importer_named(name), Case("slow", (("rank0.json", data),))) == outcome
 
 
-def test_what_opens_the_events_is_tried_some_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_event_list_openings_are_tried_only_64_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried = []
     parse = staticmethod(lambda text: tried.append(len(text)))
     monkeypatch.setattr(event_stream.EventStream, "parse_document", parse)
@@ -176,9 +176,7 @@ def test_what_opens_the_events_is_tried_some_times_only(monkeypatch: pytest.Monk
     assert len(tried) == 64 + 1  # and once for what follows the first of them
 
 
-def test_more_series_than_are_read_are_left_out_and_then_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_excess_series_are_left_out_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_readings, "MAX_COLUMNS_PER_HOST", 2)
     monkeypatch.setattr(metric_readings, "MAX_HOSTS", 2)
     monkeypatch.setattr(metric_readings, "MAX_REFUSED_COLUMNS", 2)
@@ -197,7 +195,7 @@ def test_a_table_of_too_many_jobs_or_ranks_is_refused() -> None:
     assert try_one(importer_named("step_times"), Case("ranks", (("a.csv", many),))) == REFUSED
 
 
-def test_a_million_steps_of_many_ranks_are_shown_by_fewer() -> None:
+def test_a_million_identical_steps_are_reduced() -> None:
     row = {"metrics": {"step_time_ms": 5, "input_wait_ms": 1}}
     rows = {str(n): {**row, "identity": {"global_rank": n}} for n in range(1024)}
     section = {"groups": {"rows": rows}, "global": {"window": {"steps_analyzed": 10**6}}}
@@ -209,7 +207,7 @@ def test_a_million_steps_of_many_ranks_are_shown_by_fewer() -> None:
     assert "17 of 1,000,000 steps are shown: all have the same times" in account.notes
 
 
-def test_numbers_of_ranks_that_no_job_has_are_not_known() -> None:
+def test_impossible_rank_numbers_are_ignored() -> None:
     for rank, world, known in (
         (0, 10**18, (0, None)),
         (1 << 17, 1 << 20, (None, None)),
@@ -233,7 +231,7 @@ def profile(path: Path, rows: int) -> None:
     db.close()
 
 
-def test_pages_of_a_database_that_refer_to_each_other_again_and_again(tmp_path: Path) -> None:
+def test_cyclic_database_pages_are_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "profile.sqlite"
     profile(path, 100_000)
     data = bytearray(path.read_bytes())
@@ -256,7 +254,7 @@ def test_pages_of_a_database_that_refer_to_each_other_again_and_again(tmp_path: 
                 pass
 
 
-def test_fields_of_a_document_are_not_called_by_long_tags() -> None:
+def test_xml_tags_above_the_length_limit_are_refused() -> None:
     for long, outcome in ((b"A" * 128, READ), (b"A" * 129, REFUSED)):
         data = b"<nvidia_smi_log><gpu><temperature><gpu_temp>5 C</gpu_temp></temperature><" + long
         data += b"><b>1</b></" + long + b"></gpu></nvidia_smi_log>"

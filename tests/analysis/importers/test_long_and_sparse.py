@@ -33,7 +33,7 @@ def rows_by_segment(node: NodeTables) -> list[list[tuple[object, ...]]]:
     return collected
 
 
-def test_stretches_of_a_second_pass_over_silence_and_keep_the_order_of_streams() -> None:
+def test_silent_seconds_are_skipped_in_stream_order() -> None:
     node = NodeTables("a", "test")
     seconds = np.array([0.0, 0.5, 1.5, 9.25, 9.75])
     node.add_series("gpu.power_watts", "far", (np.array([9.5]) * S).astype(np.int64), [1.0])
@@ -47,7 +47,7 @@ def test_stretches_of_a_second_pass_over_silence_and_keep_the_order_of_streams()
     ]
 
 
-def test_a_wait_of_many_hours_is_shared_out_to_the_nanosecond(tmp_path: Path) -> None:
+def test_a_wait_of_hours_is_attributed_completely(tmp_path: Path) -> None:
     """Two windows of six hours, in which data were ready half of the time, and for a quarter."""
     path = tmp_path / "data_readiness.json"
     times = [1_700_000_000, 1_700_000_000 + 6 * HOUR_S]
@@ -58,7 +58,7 @@ def test_a_wait_of_many_hours_is_shared_out_to_the_nanosecond(tmp_path: Path) ->
     assert report.in_step_ns == 2 * 12 * HOUR_S * S
 
 
-def test_what_lies_a_hundred_days_apart_is_of_no_one_process(tmp_path: Path) -> None:
+def test_times_a_hundred_days_apart_are_not_analyzed(tmp_path: Path) -> None:
     path = tmp_path / "data_readiness.json"
     times = [1_000, 1_700_000_000]
     path.write_text(json.dumps({"event_time": times, "0": [0.5, 0.25], "1": [1, 1]}))
@@ -69,7 +69,7 @@ def test_what_lies_a_hundred_days_apart_is_of_no_one_process(tmp_path: Path) -> 
     assert report.too_little_seen
 
 
-def test_a_job_that_does_nothing_but_one_operation_is_analysed(tmp_path: Path) -> None:
+def test_a_job_of_collectives_alone_is_analysed(tmp_path: Path) -> None:
     lines = [
         {
             "header": {"id": "0xabc", "rank": rank, "n_ranks": 2},
@@ -89,7 +89,7 @@ def test_a_job_that_does_nothing_but_one_operation_is_analysed(tmp_path: Path) -
     assert report.lost_ns == 400_000  # all of both ranks' time
 
 
-def test_tables_in_one_file_are_each_read_by_their_own_heads(tmp_path: Path) -> None:
+def test_each_table_in_a_file_uses_its_own_heads(tmp_path: Path) -> None:
     path = tmp_path / "gpus.csv"
     first = "timestamp,gpu,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE\n1700000000,0,50,300\n"
     again = "timestamp,gpu,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_GPU_TEMP\n1700000060,0,310,51\n"

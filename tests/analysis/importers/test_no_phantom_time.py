@@ -76,7 +76,7 @@ def extent(node: NodeTables, derived: bool) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}-{path.name[:30]}")
-def test_what_is_computed_lies_within_what_was_recorded(path: Path) -> None:
+def test_derived_spans_lie_within_the_recorded_time(path: Path) -> None:
     for node in import_file(path):
         first, last = extent(node, derived=False)
         computed_first, computed_last = extent(node, derived=True)

@@ -33,7 +33,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_two_h100_are_idle_for_as_long_as_is_known(profile: Path) -> None:
+def test_idle_time_of_two_h100_matches_known_values(profile: Path) -> None:
     stated = load_known_answers("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]
     (node,), (account,), _ = import_folder(Nsys(), profile)
     assert sorted(list_ranks(node).values()) == [(0, None, "gpu0"), (1, None, "gpu1")]
@@ -57,7 +57,7 @@ def test_two_h100_are_idle_for_as_long_as_is_known(profile: Path) -> None:
     assert read_of["NVTX ranges"] == stated["nvtx_events"]
 
 
-def test_the_report_on_two_h100_says_who_waited(profile: Path) -> None:
+def test_lost_time_of_two_h100_matches_known_values(profile: Path) -> None:
     report = analyze(profile)
     felt = {rank.rank: rank for rank in report.ranks}
     stated = load_known_answers("nsys-sqlite")["traces"]["mfu_2gpu_before.sqlite"]["devices"]
@@ -70,7 +70,7 @@ def test_the_report_on_two_h100_says_who_waited(profile: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["aws_allreduce_1.txt", "aws_allreduce_2.txt"])
-def test_tables_of_nccl_tests(name: str) -> None:
+def test_real_nccl_tests_tables_match_known_values(name: str) -> None:
     stated = load_known_answers("nccl-tests")["files"][name]
     log = read_text(iter((require_folder("nccl-tests") / name).read_bytes().splitlines()))
     last = log.rows[-1]
@@ -84,7 +84,7 @@ def test_tables_of_nccl_tests(name: str) -> None:
     }
 
 
-def test_bubbles_of_four_stages_and_the_one_with_most_work() -> None:
+def test_bubbles_of_four_real_stages_match_known_values() -> None:
     stated = load_known_answers("megatronapp-pipeline")["files"]["pp-iter10.json"]
     path = require_folder("megatronapp-pipeline") / "pp-iter10.json.gz"
     (node,), (account,), _ = import_folder(MegatronPipeline(), path)

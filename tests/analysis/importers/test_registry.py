@@ -15,7 +15,7 @@ from clusterprof.analysis.importers.registry import IMPORTERS, get_importer
 
 
 @pytest.mark.parametrize("importer", IMPORTERS, ids=lambda item: item.name)
-def test_every_format_is_a_whole_importer(importer: Importer) -> None:
+def test_every_registered_format_implements_the_importer_interface(importer: Importer) -> None:
     assert importer.name
     assert importer.title
     assert isinstance(importer.combines_files, bool)
@@ -27,7 +27,7 @@ def test_every_format_is_a_whole_importer(importer: Importer) -> None:
     assert get_importer(importer.name) is importer
 
 
-def test_names_are_given_once() -> None:
+def test_importer_names_are_unique() -> None:
     names = [importer.name for importer in IMPORTERS]
     assert len(set(names)) == len(names) == len(IMPORTERS)
     assert get_importer("") is None
@@ -35,7 +35,7 @@ def test_names_are_given_once() -> None:
     assert IMPORTERS[-2:] == tuple(IMPORTERS)[-2:]
 
 
-def test_every_importer_that_there_is_stands_in_it() -> None:
+def test_every_importer_is_registered() -> None:
     folder = Path(registry.__file__).parent
     there = {
         path
@@ -45,7 +45,7 @@ def test_every_importer_that_there_is_stands_in_it() -> None:
     assert {Path(inspect.getfile(type(importer))) for importer in IMPORTERS} == there
 
 
-def test_what_stands_behind_the_format_of_a_file_is_not_loaded() -> None:
+def test_unneeded_importers_are_not_loaded() -> None:
     code = (
         "import sys; from pathlib import Path; from clusterprof.analysis.importers import registry;"
         "print(registry.find_importer(b'{\"traceEvents\": [', Path('x.json')).name,"

@@ -63,7 +63,7 @@ def trace(wait_us: float = 400) -> dict[str, Any]:
     }
 
 
-def test_a_trace_is_analysed_as_if_we_had_recorded_it(tmp_path: Path) -> None:
+def test_a_trace_is_analysed_like_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "rank0.pt.trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(trace()).encode()))
     report = analyze(path)
@@ -75,7 +75,7 @@ def test_a_trace_is_analysed_as_if_we_had_recorded_it(tmp_path: Path) -> None:
     assert any(note.startswith("rank0.pt.trace.json.gz: PyTorch profiler") for note in report.notes)
 
 
-def test_a_folder_of_traces_is_searched_and_other_files_are_let_be(tmp_path: Path) -> None:
+def test_traces_in_a_folder_are_found_and_other_files_skipped(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "rank0.json").write_text(json.dumps(trace()))
     (tmp_path / "notes.txt").write_text("nothing of interest\n")
@@ -89,7 +89,7 @@ def test_a_folder_of_traces_is_searched_and_other_files_are_let_be(tmp_path: Pat
     assert not folder.exists()
 
 
-def test_the_same_traces_as_a_recording_of_ours_give_the_same_books(tmp_path: Path) -> None:
+def test_an_imported_trace_gives_the_same_ledger_as_direct_analysis(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(trace(250)))
     import_files([path], tmp_path / "run")
@@ -99,7 +99,7 @@ def test_the_same_traces_as_a_recording_of_ours_give_the_same_books(tmp_path: Pa
         select_foreign_files([tmp_path / "run"])
 
 
-def test_what_nobody_knows_is_refused_with_what_is_known(tmp_path: Path) -> None:
+def test_a_file_of_unknown_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(b"\x00\x01\x02 nothing")
     with pytest.raises(
@@ -112,7 +112,7 @@ def test_what_nobody_knows_is_refused_with_what_is_known(tmp_path: Path) -> None
     )
 
 
-def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path: Path) -> None:
+def test_an_unknown_file_beside_traces_is_left_out_and_named(tmp_path: Path) -> None:
     known, other, torn = (tmp_path / name for name in ("rank0.json", "README.md", "torn.json.gz"))
     known.write_text(json.dumps(trace(250)))
     other.write_text("# what these files are")
@@ -135,7 +135,7 @@ def test_beside_something_else_what_nobody_knows_is_left_out_and_named(tmp_path:
         analyze(other, leave_unknown=True)
 
 
-def test_a_refusal_says_which_file_why_and_what_to_do(tmp_path: Path) -> None:
+def test_a_refusal_names_the_file_reason_and_remedy(tmp_path: Path) -> None:
     known, other = tmp_path / "rank0.json", tmp_path / "README.md"
     known.write_text(json.dumps(trace(250)))
     other.write_text("# what these files are")
@@ -151,7 +151,7 @@ def test_a_refusal_says_which_file_why_and_what_to_do(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_damaged_in_a_folder_is_no_readme(tmp_path: Path) -> None:
+def test_damaged_traces_in_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps(trace(250)))
     (tmp_path / "LICENSE").write_text("as it is\n")
     (tmp_path / "rank1.json.gz").write_bytes(b"\x1f\x8b torn at once")
@@ -169,7 +169,7 @@ def test_what_is_damaged_in_a_folder_is_no_readme(tmp_path: Path) -> None:
     assert "skipped, not of a known format: LICENSE" in notes
 
 
-def test_who_judges_refuses_a_trace_that_says_nothing(tmp_path: Path) -> None:
+def test_an_empty_trace_beside_others_is_refused(tmp_path: Path) -> None:
     known, nothing, empty = (tmp_path / f"rank{n}.json" for n in range(3))
     known.write_text(json.dumps(trace(250)))
     nothing.write_text('{"schemaVersion": 1, "traceEvents": []}')
@@ -194,14 +194,14 @@ def test_a_file_that_cannot_be_read_is_reported_or_left_out(tmp_path: Path) -> N
     assert "mem: left out: cannot be read: input/output error" in notes
 
 
-def test_a_trace_without_anything_in_it_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_events_raises_no_recording(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')
     with pytest.raises(NoRecording, match=r"rank0\.json: PyTorch profiler"):
         analyze(path)
 
 
-def test_what_a_trace_cannot_show_is_not_measured(tmp_path: Path) -> None:
+def test_causes_invisible_in_a_trace_have_no_value(tmp_path: Path) -> None:
     """No disk, no neighbour and no collection can be seen in it: a gate must not pass on 0.0 %."""
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(trace()))
@@ -220,7 +220,7 @@ def test_what_a_trace_cannot_show_is_not_measured(tmp_path: Path) -> None:
     assert "cpu-gc" in unseen and "input-wait" not in unseen
 
 
-def test_a_trace_that_names_no_host_is_called_by_its_file(tmp_path: Path) -> None:
+def test_a_trace_without_host_name_is_named_by_its_file(tmp_path: Path) -> None:
     for number in (0, 1):
         reported = {**trace(), "distributedInfo": {"rank": number, "world_size": 2}}
         (tmp_path / f"rank{number}.json").write_text(json.dumps(reported))
@@ -235,7 +235,7 @@ def test_a_trace_that_names_no_host_is_called_by_its_file(tmp_path: Path) -> Non
     assert " rank[0-1] (hosts unknown); " in screen
 
 
-def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
+def test_a_millisecond_trace_gets_shorter_history_bins(tmp_path: Path) -> None:
     """Two steps of 1 ms: stretches of 100 ms / 256."""
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(trace()))
@@ -246,7 +246,7 @@ def test_milliseconds_have_stretches_of_their_own(tmp_path: Path) -> None:
     assert sum(sum(ns) for rank in history.ranks for _, ns in rank.lost) == 800_000
 
 
-def test_of_files_that_are_read_together_each_must_be_of_use_to_who_judges(tmp_path: Path) -> None:
+def test_a_useless_log_among_several_files_is_refused(tmp_path: Path) -> None:
     seeds = Path(__file__).parents[1] / "importers" / "seeds" / "mllog"
     good, bad = tmp_path / "result_0.txt", tmp_path / "result_1.txt"
     good.write_bytes((seeds / "short.txt").read_bytes())
@@ -261,7 +261,7 @@ def test_of_files_that_are_read_together_each_must_be_of_use_to_who_judges(tmp_p
     assert any("the log has no epoch or block with start" in note for note in notes)
 
 
-def test_a_copy_of_a_trace_is_no_second_node(tmp_path: Path) -> None:
+def test_a_copied_trace_is_counted_as_a_single_node(tmp_path: Path) -> None:
     for name, wait_us in (("a.json", 400), ("b.json", 400), ("c.json", 300), ("d.json", 400)):
         (tmp_path / name).write_text(json.dumps(trace(wait_us)))
     with import_inputs([tmp_path]) as imported:
@@ -271,7 +271,7 @@ def test_a_copy_of_a_trace_is_no_second_node(tmp_path: Path) -> None:
     assert len(analyze(tmp_path).nodes) == 2
 
 
-def test_a_folder_of_unknown_files_says_what_they_seem_to_be(tmp_path: Path) -> None:
+def test_unknown_files_in_a_folder_are_described_by_kind(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"work.{number}.et").write_bytes(b"\x08\x00\x12" * 50)
     with pytest.raises(NoRecording, match=r"its 3 files, such as work\.0\.et, seem to be binary"):
@@ -282,7 +282,7 @@ def test_a_folder_of_unknown_files_says_what_they_seem_to_be(tmp_path: Path) -> 
         analyze(tmp_path)
 
 
-def test_a_trace_of_the_host_alone_is_not_asked_to_name_it_a_device(tmp_path: Path) -> None:
+def test_a_host_only_trace_is_refused_without_device_advice(tmp_path: Path) -> None:
     events = [
         {"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": ts, "dur": 5}
         for ts in range(9)

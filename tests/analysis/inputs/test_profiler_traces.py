@@ -95,7 +95,7 @@ def brought(tmp_path: Path, node: NodeTables) -> tuple[int, list[tuple[int, int]
     return 1 + len(left), sorted(pairs.items()), tuple(notes)
 
 
-def test_readings_within_the_trace_are_the_traces(tmp_path: Path) -> None:
+def test_device_readings_within_the_trace_come_from_the_trace(tmp_path: Path) -> None:
     nodes, readings, notes = brought(tmp_path, traced())
     assert nodes == 1
     assert readings == [
@@ -118,19 +118,19 @@ def test_readings_within_the_trace_are_the_traces(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_trace_knows_better_moves_all_that_follows(tmp_path: Path) -> None:
+def test_trace_corrections_shift_all_later_device_readings(tmp_path: Path) -> None:
     """From 600 ms on the trace says: 50 at work, 50 idle, 100 at work; samples saw 200."""
     _, readings, _ = brought(tmp_path, traced(from_ms=600))
     assert readings[6:] == [(600, 550), (650, 600), (700, 600), (800, 700), (900, 800), (1000, 900)]
 
 
-def test_another_rank_or_another_time_is_left_to_itself(tmp_path: Path) -> None:
+def test_a_trace_of_another_rank_or_time_refines_nothing(tmp_path: Path) -> None:
     for name, node in (("rank", traced(rank=3)), ("time", traced(from_ms=950))):
         nodes, readings, notes = brought(tmp_path / name, node)
         assert (nodes, len(readings), notes) == (2, 11, ())
 
 
-def test_own_recording_and_a_trace_on_one_command_line(tmp_path: Path) -> None:
+def test_a_trace_given_beside_a_recording_refines_its_device(tmp_path: Path) -> None:
     recording(tmp_path / "own" / "a")
     path = tmp_path / "rank0.json"
     wall_us = BOOT_NS // 1000

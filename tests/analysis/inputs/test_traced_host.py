@@ -38,14 +38,14 @@ def books(folder: Path, node: NodeTables) -> dict[str, int]:
     return {cause: ns for cause, ns in rank.buckets if ns}
 
 
-def test_a_late_launch_is_launching_and_queued_work_is_assigned_to_no_rank(tmp_path: Path) -> None:
+def test_a_gap_before_a_late_launch_is_launch_bound(tmp_path: Path) -> None:
     node = job(tmp_path, (1, 3), (6, 7))
     node.add_spans(7, layout.STARVED, [1 * S], [3 * S], a=S)
     # launching explains 1 of the 2 s in which nothing was queued, and nothing of the other gap
     assert books(tmp_path, node) == {"launch-bound": S, "unattributed": 2 * S}
 
 
-def test_a_gap_that_begins_in_a_wait_for_the_device_is_the_waits(tmp_path: Path) -> None:
+def test_a_gap_starting_in_a_device_wait_is_sync_time(tmp_path: Path) -> None:
     """It waits for the device until 2.5 s, and launches until 3 s and in all of the second gap."""
     node = job(tmp_path, (1, 3), (3.5, 4.5))
     node.add_spans(7, layout.SYNC, [0], [5 * S // 2], a=layout.WHOLE_NS, b=1)
@@ -54,7 +54,7 @@ def test_a_gap_that_begins_in_a_wait_for_the_device_is_the_waits(tmp_path: Path)
     assert books(tmp_path, node) == {"h2d-sync": 2 * S, "launch-bound": S}
 
 
-def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Path) -> None:
+def test_data_wait_is_split_by_loading_thread_activity(tmp_path: Path) -> None:
     """4 s of waiting: 1 s in reads from nobody knows where, 1 s from a network, 1 s computing."""
     node = job(tmp_path, (1, 5))
     node.add_spans(7, layout.DATA_WAIT, [1 * S], [5 * S], a=0, b=0, c=0)
@@ -75,7 +75,7 @@ def test_a_wait_for_data_is_what_the_loading_thread_was_seen_to_do(tmp_path: Pat
     assert abs(sum(rank_result.values()) - 4 * S) <= 1
 
 
-def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -> None:
+def test_a_trace_without_a_device_is_not_reported_as_busy(tmp_path: Path) -> None:
     node = NodeTables("host", "kineto")
     node.add_rank(7, rank=0, world_size=1)
     node.add_spans(7, layout.STEP, [0], [5 * S], a=[1], b=2)
@@ -91,7 +91,7 @@ def test_without_a_device_nobody_is_reported_to_have_been_busy(tmp_path: Path) -
     )
 
 
-def test_of_many_culprits_the_one_that_others_waited_for_is_singled_out() -> None:
+def test_the_culprit_with_the_longest_peer_waits_is_named() -> None:
     """Rank 2 kept others waiting for 6 s of 8; all lost 10 s by themselves."""
     cause = Cause("launch-bound", "launch", "", "")
     waits = (S, S, 6 * S, 0)
@@ -115,7 +115,7 @@ def launches_late(node: NodeTables) -> NodeTables:
     return node
 
 
-def test_a_window_of_a_job_has_no_start_up_no_end_and_no_batch_size(tmp_path: Path) -> None:
+def test_a_trace_window_gets_no_startup_finding_or_batch_advice(tmp_path: Path) -> None:
     reports = []
     for is_window in (True, False):
         node = launches_late(NodeTables("", "kineto", key="trace"))
@@ -134,7 +134,7 @@ def test_a_window_of_a_job_has_no_start_up_no_end_and_no_batch_size(tmp_path: Pa
     assert "the job ends" in savings[1]
 
 
-def test_a_trace_without_a_rank_number_has_no_loader_of_rank_none(tmp_path: Path) -> None:
+def test_a_rank_without_a_number_is_never_printed_as_none(tmp_path: Path) -> None:
     node = launches_late(NodeTables("", "kineto", key="trace"))
     node.add_spans(7, layout.DATA_WAIT, [2 * S], [2 * S + S // 5], a=0, b=0, c=0)
     node.add_spans(7, layout.LOADING, [2 * S], [2 * S + S // 5], b=S // 5)
@@ -145,6 +145,6 @@ def test_a_trace_without_a_rank_number_has_no_loader_of_rank_none(tmp_path: Path
     assert preparing.advice and "None" not in repr(preparing.advice)
 
 
-def test_a_rank_of_a_nameless_host_is_named_by_its_number_alone() -> None:
+def test_a_rank_of_an_unknown_host_is_named_by_number() -> None:
     assert format_culprit(Culprit(UNKNOWN_HOST, 3, "")) == "rank 3"
     assert format_culprit(Culprit(UNKNOWN_HOST, None, "")) == UNKNOWN_HOST

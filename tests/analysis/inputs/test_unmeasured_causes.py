@@ -36,7 +36,7 @@ def measured_causes(document: Any, *claimed: str) -> set[str]:
     return set(CAUSES) - set(find_unmeasured_causes(document, MappingProxyType(by_key)))
 
 
-def test_a_trace_speaks_of_what_it_has_marks_of() -> None:
+def test_measured_causes_of_a_trace_follow_its_marks() -> None:
     assert measured_causes(rank(layout.STEP)) == {"input-wait"}
     assert measured_causes(rank(layout.STARVED)) == {"input-wait", "launch-bound"}
     assert measured_causes(rank(layout.LOADING, layout.GC)) == {
@@ -50,7 +50,7 @@ def test_a_trace_speaks_of_what_it_has_marks_of() -> None:
     }  # it claimed
 
 
-def test_our_own_recordings_and_sampled_threads_speak_of_all() -> None:
+def test_recordings_and_sampled_threads_measure_all_causes() -> None:
     assert measured_causes(rank(importer="")) == set(CAUSES)
     assert measured_causes(rank(threads=1)) == set(CAUSES)
 
@@ -65,13 +65,13 @@ def test_our_own_recordings_and_sampled_threads_speak_of_all() -> None:
         (0.0, "ns", "0 ns"),
     ],
 )
-def test_little_is_not_nothing_and_nothing_measured_says_so(
+def test_small_and_missing_evidence_values_are_not_printed_as_zero(
     value: float, unit: str, text: str
 ) -> None:
     assert format_evidence_value(Evidence("x", value, unit)) == text
 
 
-def test_nothing_lost_of_what_nobody_measured_is_no_zero() -> None:
+def test_unmeasured_loss_is_not_printed_as_zero() -> None:
     report = make_clean_report()
     assert describe_total_loss(report).startswith("0.")
     blind = replace(report.ranks[0], device="", lost_ns=0)

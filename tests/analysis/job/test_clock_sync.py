@@ -26,7 +26,7 @@ from tests.support.recordings import SECOND, make_training
 from tests.support.waiting_jobs import make_scripts
 
 
-def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -> None:
+def test_clocks_hours_apart_leave_the_result_unchanged(tmp_path: Path) -> None:
     machines = (
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=102 * HOUR),
@@ -45,7 +45,7 @@ def test_clocks_that_are_hours_apart_change_nothing_but_a_note(tmp_path: Path) -
     )
 
 
-def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_path: Path) -> None:
+def test_node_times_are_aligned_despite_wrong_wall_clocks(tmp_path: Path) -> None:
     machines = (
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=102 * HOUR),
@@ -63,7 +63,7 @@ def test_times_of_both_nodes_are_put_on_one_clock_whatever_their_walls_say(tmp_p
     assert 100 * HOUR <= int(first[0]) <= 103 * HOUR
 
 
-def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None:
+def test_too_few_common_operations_leave_clocks_unaligned(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks(steps=5)):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     across = analyze_together(tmp_path)
@@ -72,7 +72,7 @@ def test_few_operations_in_common_leave_the_clocks_alone(tmp_path: Path) -> None
     assert across.clock_reason == few
 
 
-def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path: Path) -> None:
+def test_hosts_with_device_waits_have_no_common_clock(tmp_path: Path) -> None:
     for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"node-{number}", ahead_ns=number * HOUR), script, tmp_path / f"n{number}")
     nodes = analyze_nodes(tmp_path)
@@ -85,7 +85,7 @@ def test_hosts_that_leave_the_waiting_to_a_device_have_no_common_clock(tmp_path:
     )
 
 
-def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) -> None:
+def test_containers_of_a_machine_share_its_clock(tmp_path: Path) -> None:
     # The same pid and start in both: each has process ids of its own.
     for number, script in enumerate(make_two_ranks()):
         write_on(Machine(f"pod-{number}", "one machine"), script, tmp_path / f"n{number}")
@@ -97,7 +97,7 @@ def test_containers_of_one_machine_share_its_clock_and_stay_two(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("late_ms", [12, 60])
-def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_path: Path) -> None:
+def test_the_clock_bound_covers_a_constantly_late_leaver(late_ms: int, tmp_path: Path) -> None:
     # Rank 1 leaves later than rank 0, always: its clock seems to be ahead by as much.
     scripts = make_scripts((0.0, 0.3), (0.0, 0.3))
     late = late_ms / 1000
@@ -112,7 +112,7 @@ def test_a_rank_that_always_leaves_late_is_within_the_bound(late_ms: int, tmp_pa
     assert late * SECOND <= across.clock_bound_ns <= 0.2 * SECOND
 
 
-def test_one_node_and_no_operations_have_no_bound_and_say_why(tmp_path: Path) -> None:
+def test_a_missing_clock_bound_has_a_reason(tmp_path: Path) -> None:
     write_on(Machine("node-0"), make_two_ranks()[0], tmp_path / "one" / "n0")
     across = analyze_together(tmp_path / "one")
     assert (across.clock_bound_ns, across.clock_reason) == (None, "one node: one clock")

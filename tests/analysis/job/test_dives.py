@@ -44,7 +44,7 @@ def write_trace(path: Path, events: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_self_times_calls_and_the_rest(tmp_path: Path) -> None:
+def test_a_profile_holds_self_times_calls_and_uncovered_time(tmp_path: Path) -> None:
     profile = read_profile(write_trace(tmp_path / "t.json.gz", EVENTS), 2, 4 * MS)
     # per step of two: (500 - 300) us twice, 300 us twice, 600 us once, 700 us once
     assert profile["operator", "aten::linear"] == Activity(200_000, 1)
@@ -55,7 +55,7 @@ def test_self_times_calls_and_the_rest(tmp_path: Path) -> None:
     assert profile["operator", OUTSIDE] == Activity((4000 - 1300) * 1000 / 2, 0)
 
 
-def test_only_clear_differences_are_named_and_no_operation() -> None:
+def test_only_clear_differences_except_collectives_are_listed() -> None:
     late = {
         ("operator", "aten::cumsum"): Activity(10 * MS, 4),
         ("operator", "aten::mm"): Activity(50 * MS, 1),  # 1.04 times

@@ -48,7 +48,7 @@ def outside(report: Report) -> list[dict[str, int]]:
 FIRST = {"startup": SECOND, "after-steps": SECOND}
 
 
-def test_a_counted_restart_owns_the_gap_and_the_start_of_the_next_life(tmp_path: Path) -> None:
+def test_a_counted_restart_includes_the_gap_and_next_startup(tmp_path: Path) -> None:
     report = lives(tmp_path, {"exit_code": 1}, None)
     # from 12 s, the last record, to 31 s, the first step of the second life
     assert outside(report) == [FIRST, {"fail-restart": 19 * SECOND, "after-steps": SECOND}]
@@ -59,7 +59,7 @@ def test_a_counted_restart_owns_the_gap_and_the_start_of_the_next_life(tmp_path:
     assert [(culprit.node, culprit.rank) for culprit in finding.culprits] == [("node-0", 0)]
 
 
-def test_a_failure_tells_a_restart_that_nobody_counted(tmp_path: Path) -> None:
+def test_a_failed_exit_reveals_an_uncounted_restart(tmp_path: Path) -> None:
     report = lives(tmp_path, {"signal": 11}, None, counted=False)
     assert outside(report)[1]["fail-restart"] == 19 * SECOND
     [finding] = [finding for finding in report.findings if finding.cause.id == "fail-restart"]
@@ -67,13 +67,13 @@ def test_a_failure_tells_a_restart_that_nobody_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [None, {"exit_code": 0}, {"signal": 15}])
-def test_one_run_after_another_is_no_restart(tmp_path: Path, end: dict | None) -> None:
+def test_a_successive_run_does_not_count_as_a_restart(tmp_path: Path, end: dict | None) -> None:
     report = lives(tmp_path, end, None, counted=False)
     assert outside(report) == [FIRST, FIRST]
     assert "fail-restart" not in [finding.cause.id for finding in report.findings]
 
 
-def test_between_two_machines_the_gap_is_not_counted(tmp_path: Path) -> None:
+def test_restart_time_excludes_the_gap_between_machines(tmp_path: Path) -> None:
     report = lives(tmp_path, None, None, boots=("one", "another"))
     assert outside(report)[1] == {"fail-restart": SECOND, "after-steps": SECOND}
     [finding] = [finding for finding in report.findings if finding.cause.id == "fail-restart"]

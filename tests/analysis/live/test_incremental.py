@@ -58,7 +58,7 @@ def as_counter(ledger: RankLedger, is_alone: bool = True) -> Counter[str]:
 
 
 @pytest.mark.parametrize("times", [(), (7, 13, 14, 22, 31, 40), (40,), tuple(range(3, 41))])
-def test_parts_add_up_to_the_report(tmp_path: Path, times: tuple[int, ...]) -> None:
+def test_settled_parts_add_up_to_the_report(tmp_path: Path, times: tuple[int, ...]) -> None:
     growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
     growing.write_until(2)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
@@ -81,7 +81,7 @@ def test_a_part_ends_where_the_last_step_has_ended(tmp_path: Path) -> None:
     assert (rank.steps, rank.productive_ns, rank.outside_ns) == (1, 8.1 * SECOND, SECOND)
 
 
-def test_an_open_step_is_waited_for_and_its_rank_is_shown(tmp_path: Path) -> None:
+def test_an_open_step_is_settled_only_after_its_end(tmp_path: Path) -> None:
     growing = GrowingRecording(
         make_training([(0.0, 1.0)] * 3 + [(0.0, 90.0)]), tmp_path / "run/node-a"
     )
@@ -96,7 +96,7 @@ def test_an_open_step_is_waited_for_and_its_rank_is_shown(tmp_path: Path) -> Non
     assert rank.status is not None and rank.status.since_step_ns == pytest.approx(56e9, abs=1e9)
 
 
-def test_waits_stay_waits_on_a_node_and_are_blamed_in_the_job(tmp_path: Path) -> None:
+def test_waits_are_blamed_only_with_the_whole_job(tmp_path: Path) -> None:
     # The second of two nodes waits 0.4 s for data in each step; the first waits for it. Every step
     # takes 0.4 + 0.3 + 0.1 s.
     scripts = make_scripts_with_devices((0.0, 0.3), (0.4, 0.3), steps=40)
@@ -134,7 +134,7 @@ def test_waits_stay_waits_on_a_node_and_are_blamed_in_the_job(tmp_path: Path) ->
     assert not any(key.endswith(WAIT_FOR_RANKS) for key in sum_parts(whole))
 
 
-def test_a_process_that_continues_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_resumed_settler_neither_loses_nor_repeats_time(tmp_path: Path) -> None:
     growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
     growing.write_until(12)
     cursor = Cursor()
@@ -148,7 +148,7 @@ def test_a_process_that_continues_loses_and_doubles_nothing(tmp_path: Path) -> N
     assert counted == as_counter(ledger)
 
 
-def test_what_a_long_absence_leaves_is_unmeasured(tmp_path: Path) -> None:
+def test_time_skipped_by_a_long_pause_is_unmeasured(tmp_path: Path) -> None:
     growing = GrowingRecording(make_training([(0.0, 1.0)] * 500), tmp_path / "run/node-a")
     growing.write_until(12)
     cursor = Cursor()
@@ -167,7 +167,7 @@ def test_what_a_long_absence_leaves_is_unmeasured(tmp_path: Path) -> None:
     assert [sum(counted[name] for name in STATES)] == list(cursor.ranks.values())
 
 
-def test_a_clock_that_jumps_changes_nothing_on_a_node(tmp_path: Path) -> None:
+def test_a_wall_clock_jump_leaves_the_sums_unchanged(tmp_path: Path) -> None:
     growing = GrowingRecording(make_training(STEPS), tmp_path / "run/node-a")
     growing.write_until(12)
     parts = JobSettler([tmp_path / "run"], LIMITS, is_blaming=False)
@@ -215,7 +215,7 @@ def test_a_job_whose_recorders_were_killed_is_abandoned(
 
 
 @pytest.mark.parametrize("name", ["sleep", "slow-dataset"])
-def test_parts_of_a_real_gpu_add_up_to_its_report(tmp_path: Path, name: str) -> None:
+def test_parts_of_a_real_gpu_recording_add_up(tmp_path: Path, name: str) -> None:
     """Eight parts of 20 s of an H200: lost time to the millisecond, causes to 5 % of it."""
     source = Path(__file__).parents[2] / "recordings/h200" / name
     (ledger,) = analyze(source).ranks
@@ -238,6 +238,6 @@ def test_parts_of_a_real_gpu_add_up_to_its_report(tmp_path: Path, name: str) -> 
         assert counted[f"lost {cause}"] == pytest.approx(ns, abs=0.05 * ledger.lost_ns), cause
 
 
-def test_no_recording_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_recording_raises_no_recording(tmp_path: Path) -> None:
     with pytest.raises(NoRecording):
         JobSettler([tmp_path / "nothing"], LIMITS, True).poll()

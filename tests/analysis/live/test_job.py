@@ -24,7 +24,7 @@ def job(tmp_path: Path, growing: GrowingRecording) -> LiveJob:
     return LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
 
 
-def test_the_window_and_nothing_before_it_is_reported(
+def test_only_the_time_within_the_window_is_reported(
     growing: GrowingRecording, job: LiveJob
 ) -> None:
     growing.write_until(15)
@@ -46,7 +46,7 @@ def test_the_window_and_nothing_before_it_is_reported(
     assert item.since_step_ns == 0, "these scripts hand over a span when it begins"
 
 
-def test_a_dense_window_in_many_chunks_is_reported_as_one(
+def test_a_window_of_many_chunks_gives_the_same_report(
     growing: GrowingRecording, job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.write_until(25)
@@ -61,7 +61,7 @@ def test_a_dense_window_in_many_chunks_is_reported_as_one(
     assert (item.step_ns, item.since_step_ns) == (other.step_ns, other.since_step_ns)
 
 
-def test_looking_often_or_once_gives_the_same(
+def test_update_frequency_leaves_the_live_report_unchanged(
     growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
     for second in range(8, 38, 10):
@@ -72,7 +72,7 @@ def test_looking_often_or_once_gives_the_same(
     assert job.update(0).report == once.report
 
 
-def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
+def test_device_busy_time_is_shown_without_an_ended_step(tmp_path: Path) -> None:
     script = make_training([(0.2, 30.0)])
     script.main_spans = script.main_spans[:1]  # the wait; the step has not ended
     GrowingRecording(script, tmp_path / "run" / "node-a").write_until(28)
@@ -83,7 +83,7 @@ def test_a_device_counts_where_no_step_ends(tmp_path: Path) -> None:
     assert item.busy_ratio == 1.0
 
 
-def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
+def test_the_state_of_each_recorder_is_reported(
     growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
     growing.write_until(20)  # the last clock is of 19 s, the last sample of 19.9 s
@@ -105,7 +105,7 @@ def test_recorders_are_reported_to_write_be_silent_have_ended_or_be_gone(
     assert len(job.update(at).report.ranks) == 1, "its last minute stays on the screen"
 
 
-def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
+def test_a_node_silent_beyond_the_window_is_not_reported(
     growing: GrowingRecording, job: LiveJob, tmp_path: Path
 ) -> None:
     growing.write_until(8)
@@ -119,7 +119,7 @@ def test_a_node_that_has_been_silent_for_longer_than_the_window_has_no_numbers(
     assert [rank.node for rank in live.report.ranks] == ["node-b"]
 
 
-def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+def test_late_nodes_are_added_and_an_empty_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     job = LiveJob([tmp_path / "run"], build_limits({}), WINDOW_NS)
     with pytest.raises(NoRecording, match=r"no \.cpf files"):
@@ -131,7 +131,7 @@ def test_nodes_may_come_later_and_nothing_to_read_is_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "folder"])
-def test_damage_of_any_kind_never_breaks_a_look(
+def test_a_damaged_segment_never_breaks_an_update(
     growing: GrowingRecording, job: LiveJob, tmp_path: Path, damage: str
 ) -> None:
     growing.write_until(12)

@@ -54,7 +54,7 @@ def read_directly(run: Path, monkeypatch: pytest.MonkeyPatch) -> LiveView:
     return job.update(NOW_NS)
 
 
-def test_settled_windows_and_the_recordings_give_one_report(
+def test_settled_windows_give_the_same_report_as_recordings(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = look(run)
@@ -151,7 +151,7 @@ def test_a_node_without_a_usable_window_is_read_directly(
     assert live.report == whole, "its recording is read up to the common end"
 
 
-def test_with_few_settled_nodes_all_are_read(run: Path) -> None:
+def test_few_settled_nodes_cause_all_recordings_to_be_read(run: Path) -> None:
     for name in NODES[:2]:
         (run / name / SETTLED_NAMES[0]).unlink()
     live = look(run)
@@ -159,9 +159,7 @@ def test_with_few_settled_nodes_all_are_read(run: Path) -> None:
     assert live.report.in_step_ns == 3 * 10 * SECOND
 
 
-def test_a_viewer_that_cannot_leave_a_mark_reads_and_states_it(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_viewer_mark_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NODES:
         (run / name / SETTLED_NAMES[0]).unlink()
         (run / name / VIEWER_FILE).mkdir()  # cannot be opened for writing, by root either
@@ -171,7 +169,7 @@ def test_a_viewer_that_cannot_leave_a_mark_reads_and_states_it(
     )
 
 
-def test_the_end_that_most_nodes_have_settled_is_chosen() -> None:
+def test_the_latest_commonly_settled_end_is_chosen() -> None:
     assert choose_common_end([]) is None
     assert choose_common_end([[4, 8], [4, 8], [8, 4]]) == 8
     assert choose_common_end([[4, 8], [4, 8], [4]]) == 4, "one node is not ready"
@@ -196,7 +194,7 @@ def test_a_node_that_settles_less_often_is_not_read_directly(tmp_path: Path) -> 
     assert job.update(NOW_NS).reading == "" and job._selection.end_ns == 36 * SECOND
 
 
-def test_a_node_with_another_clock_takes_part(run: Path) -> None:
+def test_a_node_with_a_wrong_wall_clock_is_merged(run: Path) -> None:
     hour_ns = 3600 * SECOND
     GrowingRecording(make_training(STEPS), run / "node-d", hour_ns).write_until(38)
     settle(run / "node-d")
@@ -211,7 +209,7 @@ def test_a_node_with_another_clock_takes_part(run: Path) -> None:
     assert choose_own_end([4, 8], None) is None
 
 
-def test_a_window_replaced_while_it_is_read_is_old_and_not_damaged(run: Path) -> None:
+def test_a_window_replaced_during_reading_counts_as_old(run: Path) -> None:
     path, key = run / "node-a" / SETTLED_NAMES[0], settled_file.make_settings_key(LIMITS)
     head = settled_file.read_settled_head(path, WINDOW_NS, key)
     settled = settled_file.read_settled(head)
@@ -221,7 +219,7 @@ def test_a_window_replaced_while_it_is_read_is_old_and_not_damaged(run: Path) ->
         settled_file.read_settled(head)
 
 
-def test_a_node_whose_window_vanishes_is_read_again(run: Path) -> None:
+def test_a_vanished_window_makes_its_recording_be_read(run: Path) -> None:
     job = LiveJob([run], LIMITS, WINDOW_NS, 1)
     settled = job.update(NOW_NS)
     for name in NODES:
@@ -231,7 +229,7 @@ def test_a_node_whose_window_vanishes_is_read_again(run: Path) -> None:
     assert direct.report.in_step_ns == 3 * 10 * SECOND
 
 
-def test_waits_are_blamed_across_nodes_that_settled_themselves(
+def test_waits_are_blamed_across_settled_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -251,7 +249,7 @@ def test_waits_are_blamed_across_nodes_that_settled_themselves(
     assert live.report == direct.report
 
 
-def test_a_large_job_is_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_waits_for_nodes_of_large_jobs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterprof.analysis.live.selection.WAIT_NODES", len(NODES))
     for name in NODES:
         (run / name / SETTLED_NAMES[0]).unlink()
@@ -269,7 +267,7 @@ def test_a_large_job_is_waited_for(run: Path, monkeypatch: pytest.MonkeyPatch) -
     assert job.update(NOW_NS).reading == ""
 
 
-def test_nobody_waits_for_a_finished_or_a_small_job(
+def test_a_viewer_never_waits_for_finished_or_small_jobs(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(seconds: float) -> None:

@@ -71,7 +71,7 @@ def test_the_newest_two_windows_are_kept(
     assert len(list((tmp_path / "node-a").glob("live*"))) == 2, "no temporary file is left"
 
 
-def test_a_node_that_costs_more_is_settled_less_often() -> None:
+def test_costly_settling_lengthens_the_period() -> None:
     settler = WindowSettler(Path("unused"), LIMITS)
     allowed_ns = int(MAX_CPU_RATIO * PERIOD_NS)  # 80 ms in 4 s
     assert settler.adjust_period(allowed_ns) and settler.period_ns == PERIOD_NS

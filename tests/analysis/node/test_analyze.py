@@ -30,7 +30,7 @@ Watch = Callable[[Iterable[Chunk]], Iterable[Chunk]]
         _Meter().watch,
     ],
 )
-def test_no_observer_holds_a_chunk_while_the_next_one_is_read(watch: Watch) -> None:
+def test_observers_release_a_chunk_before_the_next_is_read(watch: Watch) -> None:
     held: list[weakref.ref[np.ndarray]] = []
     alive: list[bool] = []
 

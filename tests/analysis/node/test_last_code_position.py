@@ -32,14 +32,14 @@ def process(spans: Spans, samples: Sequence[tuple[int, int]] = (), thread: int =
     return Process(1, 1, 0, "python", {}, by_kind, {}, None, None, sampled)
 
 
-def test_the_line_is_that_of_most_samples_since_the_last_span() -> None:
+def test_the_most_sampled_stack_since_the_last_span_counts() -> None:
     line = LastCodePosition(1)
     samples = [(10, 3), (90, 3), (95, 3), (110, 7), (120, 7), (130, 8)]
     line.update(process({layout.STEP: [(0, 100, 0)]}, samples))
     assert (line.stack, line.samples, line.last_span_ns) == (7, 2, 100)
 
 
-def test_a_span_of_the_next_chunk_begins_anew() -> None:
+def test_a_later_span_restarts_the_sample_count() -> None:
     line = LastCodePosition(1)
     line.update(process({layout.STEP: [(0, 100, 0)]}, [(110, 7), (120, 7)]))
     # Samples and spans of the chunk before are repeated.
@@ -51,13 +51,13 @@ def test_a_span_of_the_next_chunk_begins_anew() -> None:
     assert (line.stack, line.samples) == (9, 2)
 
 
-def test_a_process_that_was_stopped_was_last_where_it_was_sampled_last() -> None:
+def test_a_stopped_process_keeps_its_last_sampled_stack() -> None:
     line = LastCodePosition(1)
     line.update(process({layout.STEP: [(0, 100, 0)]}, [(80, 5), (95, 6)]))
     assert (line.stack, line.samples) == (6, 0)  # before the span ended: less certain
 
 
-def test_garbage_collection_is_no_work() -> None:
+def test_garbage_collection_does_not_count_as_a_span() -> None:
     line = LastCodePosition(1)
     line.update(
         process({layout.STEP: [(0, 100, 0)], layout.GC: [(140, 141, 2)]}, [(110, 7), (150, 8)])
@@ -72,7 +72,7 @@ def test_samples_of_other_threads_do_not_count() -> None:
     assert (line.stack, line.samples) == (0, 0)
 
 
-def test_steps_after_the_last_operation_and_most_between_two() -> None:
+def test_steps_between_and_after_operations_are_counted() -> None:
     steps = StepsBetweenOperations()
     # Steps 0 to 5 end at 10 to 60; operations begin at 15, 45 and 65: in steps 1, 4 and 6.
     rows = [(10 * n, 10 * n + 10, n) for n in range(6)]

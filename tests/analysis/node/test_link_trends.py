@@ -45,7 +45,7 @@ def read_by_minute(name: str, device: str, values: Sequence[float]) -> Chunk:
     )
 
 
-def test_more_replays_than_eight_in_a_minute() -> None:
+def test_more_than_eight_replays_a_minute_are_reported() -> None:
     assert notes(count_by_minute(REPLAYS, GPU, [0, 9, 1])) == (
         f"the PCIe link of {GPU}: 10 packets sent again, 9 in one minute (NVIDIA's limit is 8)"
         + RESEAT,
@@ -79,7 +79,7 @@ def test_replays_that_rise_are_named_below_the_limit() -> None:
         ("rdma.link_downed_total", PORT, "the link of port", "times down", 1, 0),
     ],
 )
-def test_each_counter_has_its_limit(
+def test_each_link_error_counter_has_a_limit(
     name: str, device: str, link: str, what: str, count: int, limit: int
 ) -> None:
     [note] = notes(count_by_minute(name, device, [0, count]))
@@ -88,7 +88,7 @@ def test_each_counter_has_its_limit(
     assert notes(count_by_minute(name, device, [0, limit])) == ()
 
 
-def test_ten_symbol_errors_are_of_an_hour() -> None:
+def test_the_symbol_error_limit_applies_per_hour() -> None:
     # 6 in the 59th minute and 6 in the 61st are of two hours.
     errors = [0] * 58 + [6, 0, 6] + [0] * 59
     assert notes(count_by_minute("rdma.symbol_errors_total", PORT, errors)) == ()
@@ -96,13 +96,13 @@ def test_ten_symbol_errors_are_of_an_hour() -> None:
     assert "12 symbol errors, 12 in one hour (the limit of ibqueryerrors is 10)" in note
 
 
-def test_a_counter_that_began_anew_or_was_not_read_adds_nothing() -> None:
+def test_counter_resets_and_missing_readings_add_no_errors() -> None:
     for values in ([100, 0, 5], [100, np.nan, 200], [np.nan, np.nan, np.nan]):
         readings = make_counter([0, 60, 120], values)
         assert notes(make_chunk(180, series={(REPLAYS, GPU): readings}, node=NODE)) == ()
 
 
-def test_readings_that_chunks_share_count_once() -> None:
+def test_readings_shared_by_chunks_are_counted_only_once() -> None:
     # The second chunk begins at 60 s and repeats the reading before it, as chunks do.
     first = make_chunk(60, series={(REPLAYS, GPU): make_counter([0, 30, 55], [0, 5, 5])}, node=NODE)
     later = make_counter([30, 55, 70, 90], [5, 5, 5, 9])
@@ -118,7 +118,7 @@ def test_readings_that_chunks_share_count_once() -> None:
     assert "14 packets sent again, 9 in one minute" in note
 
 
-def test_a_link_that_lost_lanes() -> None:
+def test_a_link_that_loses_lanes_is_reported() -> None:
     width = "gpu.pcie_width_count"
     assert notes(read_by_minute(width, GPU, [16] * 4 + [8] * 5)) == (
         f"the PCIe link of {GPU} fell from 16 lanes to 8 lanes" + RESEAT,
@@ -131,7 +131,7 @@ def test_a_link_that_lost_lanes() -> None:
     assert notes(read_by_minute(width, GPU, [np.nan, np.nan])) == ()
 
 
-def test_a_generation_falls_while_a_gpu_is_idle() -> None:
+def test_a_lower_pcie_generation_on_idle_gpus_is_ignored() -> None:
     generation = "gpu.pcie_generation_count"
     assert notes(read_by_minute(generation, GPU, [5, 5, *[1] * 9])) == ()
     assert notes(read_by_minute(generation, GPU, [4, 4, *[1] * 9])) == (
@@ -141,7 +141,7 @@ def test_a_generation_falls_while_a_gpu_is_idle() -> None:
     assert notes(read_by_minute(generation, "GPU-2", [1, 1])) == ()  # unknown what is possible
 
 
-def test_nvlinks_and_ports_that_fell() -> None:
+def test_lost_nvlinks_and_port_lanes_are_reported() -> None:
     assert notes(read_by_minute("gpu.nvlink_active_count", GPU, [18, 18, *[17] * 6])) == (
         f"{GPU} fell from 18 NVLinks up to 17 NVLinks up" + RESEAT,
     )
@@ -150,7 +150,7 @@ def test_nvlinks_and_ports_that_fell() -> None:
     )
 
 
-def test_a_port_that_came_up_at_a_lower_rate() -> None:
+def test_a_port_with_a_reduced_rate_is_reported() -> None:
     width, speed = "rdma.link_width_lanes_count", "rdma.link_bytes_per_second"
     rates = [50e9, 50e9, np.nan, *[25e9] * 5]  # in between it was down
     assert notes(read_by_minute(speed, PORT, rates)) == (
@@ -172,7 +172,7 @@ def with_events(part: Chunk, *events: dict[str, Any], kind: str = "nvlink-errors
     return replace(part, events=tuple(Event(30 * 10**9, kind, each) for each in attributes))
 
 
-def test_the_nvlink_that_the_errors_are_of_is_named() -> None:
+def test_the_nvlink_with_errors_is_named() -> None:
     errors = count_by_minute(NVLINK, GPU, [0, 4])
     assert notes(with_events(errors, {"errors": [(3, NVLINK, 4)], "remotes": [SWITCH]})) == (
         f"NVLink 3 of {GPU} (to a switch at 00000000:05:00.0): 4 packets sent again,"
@@ -185,7 +185,7 @@ def test_the_nvlink_that_the_errors_are_of_is_named() -> None:
     assert note.startswith(f"NVLink 3 of {GPU}: 4 packets sent again, 4 in one minute")
 
 
-def test_of_several_nvlinks_the_worst_is_named() -> None:
+def test_the_nvlink_with_most_errors_is_named_first() -> None:
     errors = count_by_minute(NVLINK, GPU, [0, 24])
     first = {"errors": [(0, NVLINK, 1), (3, NVLINK, 10)], "remotes": [SWITCH]}
     [note] = notes(with_events(errors, first, {"errors": [(3, NVLINK, 10), (11, NVLINK, 3)]}))
@@ -198,7 +198,7 @@ def test_of_several_nvlinks_the_worst_is_named() -> None:
     assert note.startswith(f"NVLinks 0, 1, 2 and 15 more of {GPU}: 24 packets sent again, 20 of")
 
 
-def test_errors_of_a_link_below_the_limit_are_no_trouble() -> None:
+def test_nvlink_errors_below_the_limit_are_not_reported() -> None:
     crc = "gpu.nvlink_crc_errors_total"
     errors = count_by_minute(crc, GPU, [0, 6000])
     assert notes(with_events(errors, {"errors": [(3, crc, 6000)]})) == ()

@@ -45,7 +45,7 @@ def notes(*chunks: Chunk) -> tuple[str, ...]:
     return host.notes()
 
 
-def test_workers_on_fewer_cpus_than_there_are_of_them() -> None:
+def test_workers_bound_to_too_few_cpus_are_reported() -> None:
     assert notes(make_chunk(4, workers([3]), node=NODE)) == (
         "8 dataloader workers of rank 3 may run on 1 of 8 CPUs only (CPU 3): give the job more"
         " (srun --cpus-per-task, the container's cpuset) or undo a binding (--cpu-bind, taskset)",
@@ -57,13 +57,13 @@ def test_workers_on_fewer_cpus_than_there_are_of_them() -> None:
     )
 
 
-def test_workers_that_may_run_anywhere_or_have_enough_are_not_spoken_of() -> None:
+def test_workers_with_enough_cpus_are_not_reported() -> None:
     assert notes(make_chunk(4, workers(range(8), count=64), node=NODE)) == ()
     assert notes(make_chunk(4, workers([0, 1, 2], count=3), node=NODE)) == ()
     assert notes(make_chunk(4, workers([3]))) == ()  # which CPUs there are was not recorded
 
 
-def test_an_accelerator_of_another_numa_node() -> None:
+def test_running_far_from_the_accelerator_numa_node_is_reported() -> None:
     device: dict[str, Any] = {"id": "GPU-1", "numa_node": 1, "pid": 100}
     node = replace(NODE, devices=[device])
 
@@ -91,13 +91,13 @@ def test_an_accelerator_is_found_by_its_pci_address() -> None:
     assert notes(make_chunk(4, [process_], node=replace(NODE, devices=[device]))) == ()
 
 
-def test_looks_add_up_over_chunks() -> None:
+def test_cpu_placement_samples_add_up_over_chunks() -> None:
     node = replace(NODE, devices=[{"id": "GPU-1", "numa_node": 1, "users": [100]}])
     timeline = make_chunk(4, [placed(make_process(100), range(8), [0, 0])], node=node)
     assert "100% of the time" in notes(timeline, timeline)[0]
 
 
-def test_shared_memory_that_was_full() -> None:
+def test_full_shared_memory_is_reported() -> None:
     def notes_for(*used: float) -> tuple[str, ...]:
         t_s = range(len(used))
         series = {
@@ -113,7 +113,7 @@ def test_shared_memory_that_was_full() -> None:
     assert notes_for(np.nan, np.nan) == ()
 
 
-def test_heat_that_slowed_the_cpus() -> None:
+def test_thermal_cpu_throttling_is_reported() -> None:
     def notes_for(*total_ms: float) -> tuple[str, ...]:
         series = {
             ("cpu.throttled_ns_total", "package0"): make_counter(
@@ -130,6 +130,6 @@ def test_heat_that_slowed_the_cpus() -> None:
     assert notes_for(500, np.nan, 100) == ()  # a counter that began anew says nothing
 
 
-def test_what_holds_for_several_nodes_is_reported_once() -> None:
+def test_equal_notes_of_several_nodes_are_merged() -> None:
     printed = [("n1", ("hot", "full")), ("n2", ("hot",)), ("n3", ())]
     assert merge_node_notes(printed) == ("n[1-2]: hot", "n1: full")

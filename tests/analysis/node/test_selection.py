@@ -56,7 +56,7 @@ def part(run: Path, **bounds: int | Instant) -> Report:
         {"since": Instant(11 * SECOND), "until": Instant(21 * SECOND)},
     ],
 )
-def test_ten_of_thirty_steps_by_hand(run: Path, bounds: dict) -> None:
+def test_only_the_ten_selected_steps_are_counted(run: Path, bounds: dict) -> None:
     report = part(run, **bounds)
     assert report.notes[0].startswith("only a part of the run was analyzed, --so and so: ")
     assert report.selection_text == "--so and so"
@@ -73,7 +73,7 @@ def test_ten_of_thirty_steps_by_hand(run: Path, bounds: dict) -> None:
     assert {wait.step for wait in report.history.waits} == set(range(10, 20))
 
 
-def test_steps_before_and_from_a_number_on_are_all_steps(run: Path) -> None:
+def test_two_complementary_parts_add_up_to_the_run(run: Path) -> None:
     whole, before, after = analyze(run), part(run, end_step=13), part(run, first_step=13)
     for a, b, c in zip(whole.ranks, before.ranks, after.ranks, strict=True):
         assert a.in_step_ns == b.in_step_ns + c.in_step_ns
@@ -87,12 +87,12 @@ def test_an_empty_part_is_an_error(run: Path) -> None:
             part(run, **bounds)  # type: ignore[arg-type]
 
 
-def test_every_output_for_people_says_that_it_is_a_part(run: Path) -> None:
+def test_readable_output_warns_about_a_partial_analysis(run: Path) -> None:
     text = Plain().render(part(run, first_step=3))
     assert "Warning: ONLY A PART of the run: --so and so." in text
 
 
-def test_times_are_those_of_the_run_whatever_a_nodes_clock_shows(tmp_path: Path) -> None:
+def test_selected_times_are_converted_to_each_node_clock(tmp_path: Path) -> None:
     machines = (
         Machine("node-0", ahead_ns=5 * HOUR, wall_ns=100 * HOUR),
         Machine("node-1", ahead_ns=77 * SECOND, wall_ns=100 * HOUR + 3 * SECOND),
@@ -114,7 +114,7 @@ def test_times_are_those_of_the_run_whatever_a_nodes_clock_shows(tmp_path: Path)
 
 @SLOW
 @given(draw_scripts(), st.floats(0, 12), st.floats(0.1, 12), st.integers(0, 20), st.integers(1, 9))
-def test_the_laws_hold_in_any_part_however_it_is_cut(
+def test_sums_are_conserved_in_any_selected_part(
     tmp_path_factory: pytest.TempPathFactory,
     script: Script,
     since: float,

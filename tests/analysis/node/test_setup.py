@@ -64,7 +64,7 @@ def placed(item: Process, *cpus: int) -> Process:
     return replace(item, placement=Placement(frozenset(cpus), frozenset(), np.zeros(0, np.int64)))
 
 
-def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
+def test_the_loader_with_the_longest_waits_is_chosen() -> None:
     """Four workers for training, and two for evaluation that were waited for less."""
     begun = make_spans((0, 1, 4, 1, 2, 0), (5, 6, 2, 0, 8, 1))
     waits = make_spans((1, 4, 0, 201, 4), (6, 7, 0, 202, 2))
@@ -76,7 +76,7 @@ def test_the_loader_that_was_waited_for_longest_is_the_ranks() -> None:
     )
 
 
-def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
+def test_loader_settings_are_kept_from_an_earlier_chunk() -> None:
     begun = {LOADER_START: make_spans((0, 1, 3, 0, 0, 0)), STEP: make_spans((1, 2))}
     later = {DATA_WAIT: make_spans((11, 15, 0, 201, 3))}
     gathered_tables = gathered(
@@ -88,14 +88,14 @@ def test_it_is_remembered_from_the_chunk_in_which_it_began() -> None:
     )
 
 
-def test_a_loader_that_did_not_say_how_it_is_set_up_is_none() -> None:
+def test_a_loader_without_settings_is_ignored() -> None:
     """-1: not PyTorch's."""
     waits = {DATA_WAIT: make_spans((1, 4, -1, -1, -1, -1))}
     gathered_tables = gathered(make_chunk(10, [make_process(100, spans=waits)]))
     assert gathered_tables.ranks == {(100, 1): ProcessSetup()}
 
 
-def test_modes_for_debugging_have_a_share_of_the_time_in_steps() -> None:
+def test_debug_modes_are_measured_as_shares_of_step_time() -> None:
     """8 of 20 in steps with anomaly detection, of which 4 with the profiler, too."""
     both = ANOMALY_DETECTION | TORCH_PROFILER
     first = {
@@ -110,7 +110,7 @@ def test_modes_for_debugging_have_a_share_of_the_time_in_steps() -> None:
     assert setup.debug_mode_ratios == {TORCH_PROFILER: 0.2, ANOMALY_DETECTION: 0.4}
 
 
-def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -> None:
+def test_worker_cpus_count_for_their_rank() -> None:
     main = placed(make_process(100, spans={STEP: make_spans((0, 1))}), 0, 1)
     work = {WORKER_START: make_spans((0, 1)), FETCH: make_spans((0, 4))}
     gathered_tables = gathered(
@@ -119,7 +119,7 @@ def test_cpus_are_those_of_the_rank_and_its_workers_and_workers_are_no_ranks() -
     assert gathered_tables.ranks == {(100, 1): ProcessSetup(None, frozenset({0, 1, 5}), 2, 1)}
 
 
-def test_the_machine_as_header_and_counters_tell_it() -> None:
+def test_machine_facts_come_from_header_and_counters() -> None:
     series = {
         ("memory.available_bytes", ""): make_gauge([0, 5, 10], [40 * GIB, 5 * GIB, 30 * GIB]),
         ("cgroup.cpu_quota_ratio", ""): make_gauge([0, 10], [4.0, 6.0]),
@@ -147,7 +147,7 @@ def test_the_machine_as_header_and_counters_tell_it() -> None:
     assert gathered_tables.machine.is_memory_short  # 5 of 64 GiB
 
 
-def test_who_used_the_cpus() -> None:
+def test_cpu_time_is_split_between_job_and_other_processes() -> None:
     """The job ran for 3 of the 12 s that were used: others for three quarters."""
     main = make_process(
         100, spans={STEP: make_spans((0, 1))}, thread=make_thread(parse_activity("U3 S7"), 10)
@@ -163,7 +163,7 @@ def test_who_used_the_cpus() -> None:
     assert gathered(make_chunk(10, [main])).machine.other_processes_cpu_ratio is None
 
 
-def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> None:
+def test_wanted_cpus_include_running_and_waiting_time() -> None:
     main = make_process(
         100, spans={STEP: make_spans((0, 1))}, thread=make_thread(parse_activity("U3 R5 S2"), 10)
     )
@@ -175,12 +175,12 @@ def test_what_the_threads_of_a_job_want_is_what_they_used_and_waited_for() -> No
     assert [pid for _, pid, _ in machine.busy_side_processes] == [300]
 
 
-def test_an_empty_node_knows_nothing() -> None:
+def test_an_empty_node_has_no_setup_facts() -> None:
     assert gathered() == NodeSetup(Machine("node"))
     assert gathered(make_chunk(10)).machine == Machine("node")
 
 
-def test_who_began_the_job() -> None:
+def test_the_launcher_is_detected_from_variables() -> None:
     assert detect_launcher({"SLURM_JOB_ID": "7", "RANK": "0"}) == "slurm"
     assert detect_launcher({"JOB_COMPLETION_INDEX": "0"}) == "kubernetes"
     assert detect_launcher({"RANK": "0"}) == ""
@@ -197,7 +197,7 @@ def test_who_began_the_job() -> None:
         ("spine.leaf7.node12", "", ""),
     ],
 )
-def test_the_rack_is_the_leaf_switch(address: str, pattern: str, rack: str) -> None:
+def test_the_rack_is_read_from_the_leaf_switch(address: str, pattern: str, rack: str) -> None:
     variables = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     assert find_rack(variables) == rack
     assert find_rack(None) == find_rack({}) == ""

@@ -25,7 +25,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(st.lists(INT64, max_size=99), st.integers(1, 3))
-def test_any_table_comes_back(values: list[int], rows: int) -> None:
+def test_any_table_survives_packing(values: list[int], rows: int) -> None:
     flat = np.tile(np.array(values, np.int64), 3)  # short tables stay as they are
     table = flat[: flat.size // rows * rows].reshape(rows, -1)
     transposed = table.T
@@ -35,7 +35,7 @@ def test_any_table_comes_back(values: list[int], rows: int) -> None:
         assert (after == before).all()
 
 
-def test_everything_else_comes_back() -> None:
+def test_other_values_survive_packing() -> None:
     values = (None, "a", {("x", 1): 2**80}, np.arange(99, dtype=np.int32), np.linspace(0, 1, 99))
     back = unpack_fields(pack_fields(values))
     assert back[:3] == values[:3]
@@ -43,13 +43,13 @@ def test_everything_else_comes_back() -> None:
         assert after.dtype == before.dtype and (after == before).all()
 
 
-def test_an_array_can_be_changed_after_the_journey() -> None:
+def test_an_unpacked_array_is_writable() -> None:
     (back,) = unpack_fields(pack_fields([np.arange(99)]))
     back[5] = 7
     assert back[5] == 7
 
 
-def test_times_take_far_fewer_bytes() -> None:
+def test_packed_times_take_fewer_bytes() -> None:
     # 4,096 times about 250 ms apart: 4 bytes each instead of 8, before compression
     times = np.cumsum(np.random.default_rng(1).integers(240_000_000, 260_000_000, 4096))
     assert len(pack_fields([times])) < 0.6 * len(pickle.dumps(times, 5))
@@ -73,7 +73,7 @@ def test_evenly_spaced_ranks_become_a_range(ranks: list[int], short: object) -> 
     assert result == short and list(result) == ranks
 
 
-def test_only_the_members_of_groups_change() -> None:
+def test_only_group_members_become_ranges() -> None:
     group = Event(1, "group-announced", {"pid": 4, "group": 9, "ranks": [0, 1, 2]})
     other = Event(2, "device-appeared", {"id": "gpu-0"})
     short, same = with_group_ranges([group, other])
@@ -81,7 +81,7 @@ def test_only_the_members_of_groups_change() -> None:
     assert same is other
 
 
-def test_one_sample_of_leaves_is_kept() -> None:
+def test_only_the_selected_leave_samples_are_kept() -> None:
     first, second = (LeaveTimeSamples(5, *(np.array([k]),) * 3) for k in (1, 2))
     none = np.zeros((0, 4), np.int64)
     samples = keep_packed(none[:, :3].T)
@@ -95,7 +95,7 @@ def test_one_sample_of_leaves_is_kept() -> None:
         assert chosen.leaves is leaves and chosen.barriers is barriers
 
 
-def test_a_result_packs_itself() -> None:
+def test_a_result_is_compressed_by_pickling() -> None:
     from clusterprof.analysis.node.analyze import NodeResult
 
     facts = SimpleNamespace(name="n1")

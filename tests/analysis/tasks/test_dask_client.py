@@ -23,12 +23,12 @@ class Late:
         raise concurrent.futures.TimeoutError
 
 
-def test_a_result_that_does_not_arrive_is_not_there_yet() -> None:
+def test_a_finished_but_unfetchable_result_is_pending() -> None:
     # its worker had finished it, and died before it was fetched
     assert get_outcome(Late("finished"), 0.1) is NOT_YET
 
 
-def test_a_task_that_failed_with_a_timeout_has_failed() -> None:
+def test_a_task_failing_with_a_timeout_counts_as_failed() -> None:
     assert isinstance(get_outcome(Late("error"), 0.1), TaskFailure)
 
 

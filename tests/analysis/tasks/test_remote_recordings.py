@@ -39,14 +39,14 @@ def sees(*folders: tuple[str, int]) -> list[SeenPath]:
     return [SeenPath(True, tuple(SeenFolder(RUN / name, sum_) for name, sum_ in folders))]
 
 
-def test_a_host_stands_for_its_workers_unless_they_differ() -> None:
+def test_workers_of_a_host_are_merged_unless_different() -> None:
     assert get_host(A1) == "10.0.0.1" and get_host("tls://[fd00::1]:80") == "[fd00::1]"
     assert restrict_workers({A1, A2, B1}, [A1, A2, B1]) == ()
     assert restrict_workers({A1, A2}, [A1, A2, B1]) == ("10.0.0.1",)
     assert restrict_workers({A1}, [A1, A2, B1]) == (A1,)
 
 
-def test_recordings_of_own_disks_are_read_where_they_are() -> None:
+def test_recordings_on_local_disks_are_read_by_their_hosts() -> None:
     seen = {A1: sees(("node-a", 1)), A2: sees(("node-a", 1)), B1: sees(("node-b", 2))}
     sources, skipped = find_remote_sources(FakeClient(seen), [RUN])
     assert sources == [
@@ -72,7 +72,7 @@ def test_a_folder_that_some_worker_can_read_is_not_missing() -> None:
     assert [(node.path, node.why) for node in skipped] == [(RUN / "node-a", "permission denied")]
 
 
-def test_nothing_to_read_is_an_error() -> None:
+def test_missing_remote_recordings_raise_an_error() -> None:
     with pytest.raises(NoRecording, match="no worker sees this path"):
         find_remote_sources(FakeClient({A1: [SeenPath(False)]}), [RUN])
     with pytest.raises(NoRecording, match="/local/run: empty"):

@@ -30,7 +30,7 @@ def test_the_true_error_stays_within_the_bound() -> None:
     assert [seed for seed in range(200) if align_random_cluster(seed)[0] > 1] == []
 
 
-def test_two_nodes() -> None:
+def test_clocks_of_two_nodes_are_aligned() -> None:
     # Node 1 is 5 s ahead: both are 2.5 s from the middle, in which the common clock lies.
     alignment = align_clocks(*leaves([[0, 1]], [0, 5 * SECOND_NS]), 2)
     t = np.array([7 * SECOND_NS])
@@ -67,7 +67,7 @@ def test_nodes_that_share_no_operation_cannot_be_aligned() -> None:
         alignment.to_common_ns(4, np.array([0]))
 
 
-def test_too_few_operations_say_nothing() -> None:
+def test_too_few_operations_give_no_alignment() -> None:
     operation, node, leave = leaves([[0, 1]], [0, 1])
     few = operation < 5
     alignment = align_clocks(operation[few], node[few], leave[few], 2)

@@ -127,7 +127,7 @@ def test_an_empty_stack_has_no_place() -> None:
     assert locate_stack([]) is None
 
 
-def test_libraries_are_recognized_by_where_they_are_installed() -> None:
+def test_libraries_are_recognized_by_install_path() -> None:
     assert is_library_file(SITE + "torch/serialization.py")
     assert is_library_file("/opt/conda/lib/python3.10/json/decoder.py")
     assert is_library_file("/usr/lib/python3/dist-packages/numpy/core.py")
@@ -161,7 +161,7 @@ REDUCE = CodeLocation(SITE + "torch/distributed/distributed_c10d.py", 1, "all_re
         ([], ()),
     ],
 )
-def test_what_a_waiting_thread_has_called(
+def test_wait_kinds_are_read_from_the_stack(
     stack: list[CodeLocation], kinds: tuple[str, ...]
 ) -> None:
     assert list_wait_kinds(stack, SourceReader(0)) == kinds

@@ -40,7 +40,7 @@ def measure(timeline: Rank, column: str, *intervals: tuple[float, float]) -> lis
     return [round(value / 1e9, 6) for value in grown.tolist()]
 
 
-def test_a_span_of_several_waits_is_a_wait_if_half_of_it_was_waited() -> None:
+def test_a_half_waited_span_counts_as_a_device_wait() -> None:
     syncs = make_spans((4, 6, ns(0.9), 9), (1, 2, WHOLE, 1), (7, 9, ns(1), 3))
     main = make_process(100, spans={layout.SYNC: syncs})
     assert [column.tolist() for column in select_device_waits(main)] == [
@@ -54,7 +54,7 @@ def test_a_span_of_several_waits_is_a_wait_if_half_of_it_was_waited() -> None:
     assert not find_samples_in_waits(make_process(100), to_ns_array([1, 2])).any()
 
 
-def test_time_waited_counts_as_far_as_it_was_waited() -> None:
+def test_device_wait_time_is_counted_in_proportion() -> None:
     timeline = build_rank("I10", (1, 2, WHOLE, 1), (4, 8, ns(1), 9))
     got = measure_device_sync(timeline, to_ns_array([0, 1.5, 4, 8]), to_ns_array([10, 6, 5, 9]))
     np.testing.assert_allclose(got / 1e9, [2.0, 1.0, 0.25, 0.0])
@@ -62,20 +62,20 @@ def test_time_waited_counts_as_far_as_it_was_waited() -> None:
     assert measure_device_sync(unmarked, to_ns_array([0]), to_ns_array([10])).tolist() == [0.0]
 
 
-def test_a_thread_that_sleeps_in_its_waits_ran_outside_them() -> None:
+def test_cpu_time_of_a_sleeping_thread_is_outside_waits() -> None:
     # one reading in 10 s: it ran for 3 of them; 5 were a wait
     timeline = build_rank("U1 I5 U2 I2", (1, 6, WHOLE, 1), hz=0.1)
     assert measure(timeline, "on_cpu_ns", (0, 10), (1, 6), (0, 1), (6, 10)) == [3.0, 0.0, 0.6, 2.4]
 
 
-def test_what_does_not_fit_beside_the_waits_was_polling() -> None:
+def test_excess_cpu_time_in_waits_counts_as_polling() -> None:
     # it ran for 9 of 10 s, of which 5 were outside the wait
     timeline = build_rank("U9 I1", (1, 6, WHOLE, 1), hz=0.1)
     assert measure(timeline, "on_cpu_ns", (0, 10), (1, 6), (6, 10)) == [5.0, 0.0, 4.0]
 
 
 @pytest.mark.parametrize(("column", "ran"), [("on_cpu_ns", 1.0), ("user_ns", 1.0)])
-def test_a_thread_that_polls_in_its_waits_ran_less_outside_them(column: str, ran: float) -> None:
+def test_cpu_time_of_a_polling_thread_is_partly_waiting(column: str, ran: float) -> None:
     # Each second: 0.5 s in a wait, on a CPU, then 0.1 s at work and 0.4 s asleep. A reading each
     # second, and samples of its state in the waits: it runs in all of them.
     waits = [(at, at + 0.5, WHOLE, 1) for at in range(10)]
@@ -83,13 +83,13 @@ def test_a_thread_that_polls_in_its_waits_ran_less_outside_them(column: str, ran
     assert measure(timeline, column, (0, 10), (0.5, 1), (0, 0.5)) == [ran, 0.1, 0.0]
 
 
-def test_waiting_for_a_cpu_is_no_polling() -> None:
+def test_waiting_for_a_cpu_does_not_count_as_polling() -> None:
     waits = [(at, at + 0.5, WHOLE, 1) for at in range(10)]
     timeline = build_rank("U0.5 R0.2 I0.3 " * 10, *waits)
     assert measure(timeline, "run_delay_ns", (0, 10), (0.5, 1)) == [2.0, 0.2]
 
 
-def test_nothing_is_known_without_waits_or_samples() -> None:
+def test_missing_waits_or_samples_give_no_measurement() -> None:
     assert measure_increase_outside_waits(build_rank("U10"), "on_cpu_ns", *EDGES) is None
     main = make_process(100, spans={layout.SYNC: make_spans((1, 2, WHOLE, 1))})
     assert measure_increase_outside_waits(make_rank(10, main), "on_cpu_ns", *EDGES) is None
@@ -98,7 +98,7 @@ def test_nothing_is_known_without_waits_or_samples() -> None:
 EDGES = to_ns_array([0]), to_ns_array([10])
 
 
-def test_rows_after_a_wait_are_drained_until_something_else_comes() -> None:
+def test_rows_after_a_device_wait_start_with_a_drained_queue() -> None:
     # A wait in [2, 3); one that waited for a tenth of [7, 8) only, which does not count.
     syncs = make_spans((2, 3, SECOND, 1), (7, 8, SECOND // 10, 4))
     main = make_process(100, spans={layout.SYNC: syncs})

@@ -45,7 +45,9 @@ def disks(*names: str) -> dict:
         (["not a table", {"name": "a", "on": "b"}], ("a", "b"), {"a", "b"}),
     ],
 )
-def test_what_lies_undermost(known: list, recorded: tuple[str, ...], counted: set[str]) -> None:
+def test_only_the_bottom_disks_are_counted(
+    known: list, recorded: tuple[str, ...], counted: set[str]
+) -> None:
     timeline = make_chunk(1, series=disks(*recorded), node=make_header(disks=known))
     assert find_bottom_disks(timeline) == counted
 
@@ -85,7 +87,7 @@ def test_bytes_of_file_servers_of_every_kind_add_up() -> None:
     assert unknown != unknown  # NaN
 
 
-def test_a_volume_and_its_disk_explain_waits_once() -> None:
+def test_a_volume_and_its_disk_are_counted_once() -> None:
     # The job requests 80 bytes and reads 40 of them from devices; the disk read 20, through dm-0.
     known = [{"name": "vda"}, {"name": "dm-0", "on": ["vda"]}]
     series = {

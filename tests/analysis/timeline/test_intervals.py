@@ -34,7 +34,7 @@ def rows(result: tuple[np.ndarray, np.ndarray]) -> Rows:
         ([], []),
     ],
 )
-def test_union(given_rows: Rows, merged: Rows) -> None:
+def test_merging_intervals_gives_their_union(given_rows: Rows, merged: Rows) -> None:
     assert rows(intervals.merge_intervals(made(given_rows))) == merged
 
 
@@ -78,7 +78,7 @@ def test_containing_is_half_open() -> None:
     assert intervals.find_containing(t_ns, made([])).tolist() == [-1] * 5
 
 
-def test_clip() -> None:
+def test_intervals_are_trimmed_to_a_window() -> None:
     assert rows(intervals.trim_intervals(made([(0, 10), (20, 30), (40, 50)]), 5, 25)) == [
         (5, 10),
         (20, 25),
@@ -108,7 +108,9 @@ def test_laws_of_sets_agree_with_sets_of_instants(a: Intervals, b: Intervals) ->
 
 
 @given(edges, sets)
-def test_pieces_agree_with_instants(pieces_edges: list[tuple[int, int]], b: Intervals) -> None:
+def test_overlap_of_pieces_agrees_with_sets_of_instants(
+    pieces_edges: list[tuple[int, int]], b: Intervals
+) -> None:
     pieces = made([(s, s + n) for s, n in sorted(pieces_edges)])
     covered = instants(b)
     expected = [len(covered & set(range(s, e))) for s, e in rows(pieces)]
@@ -121,7 +123,7 @@ def test_pieces_agree_with_instants(pieces_edges: list[tuple[int, int]], b: Inte
 
 
 @given(sets, sets)
-def test_results_are_sets_again(a: Intervals, b: Intervals) -> None:
+def test_interval_operations_return_disjoint_sorted_sets(a: Intervals, b: Intervals) -> None:
     for span in (
         intervals.merge_intervals(a, b),
         intervals.find_intersection(a, b),
@@ -131,7 +133,7 @@ def test_results_are_sets_again(a: Intervals, b: Intervals) -> None:
         assert np.all(span.start_ns[1:] >= span.end_ns[:-1])
 
 
-def test_the_queue_of_each_group_is_the_smallest_that_leaves_no_more_than_its_sum() -> None:
+def test_allocation_by_wait_age_keeps_the_sum_of_each_group() -> None:
     # Ages of up to 100 s, some far apart; the sum of a group is compared with the definition.
     random = np.random.default_rng(11)
     group = np.repeat(np.arange(40), 3)

@@ -48,7 +48,7 @@ def metered(*chunks: Chunk) -> NodeNetworkTotals:
     return meter.finish()
 
 
-def test_only_what_grew_beside_operations_counts() -> None:
+def test_counter_growth_is_counted_only_during_operations() -> None:
     # The example of the module: 30 between 1 s and 2 s, 10 after it, nothing of the first 50.
     of = {BYTES: [0, 50, 80, 90], SPEED: [7, 8, 9, 9]}
     meter = metered(chunk(0, 10, [(1.2, 1.6), (2.9, 2.95)], of=of))
@@ -61,7 +61,7 @@ def test_only_what_grew_beside_operations_counts() -> None:
     assert meter.devices("network.transmit_bytes_total") == ["eth0"]
 
 
-def test_without_operations_nothing_is_known() -> None:
+def test_counters_without_operations_give_no_rate() -> None:
     meter = metered(chunk(0, 10, [], of={BYTES: [0, 50, 80], SPEED: [7, 7, 7]}))
     assert meter.counts[BYTES].covered_ns == 0
     assert meter.per_second(*BYTES) is None
@@ -75,13 +75,13 @@ def test_a_missing_reading_and_a_step_back_are_left_out() -> None:
     assert (meter.total(*BYTES), meter.counts[BYTES].covered_ns) == (10 + 10 + 1, 3 * SECOND)
 
 
-def test_signals_of_other_things_are_left_alone() -> None:
+def test_signals_of_other_resources_are_ignored() -> None:
     meter = metered(chunk(0, 10, [(0, 10)], of={("disk.reads_total", "vda"): [0, 1, 2]}))
     assert not meter.counts and not meter.levels
 
 
 @pytest.mark.parametrize("cut", [3.0, 17.0, 40.0])
-def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
+def test_chunk_size_leaves_the_counters_unchanged(cut: float) -> None:
     random = np.random.default_rng(1)
     of = {BYTES: np.cumsum(random.integers(0, 1000, 61)).tolist(), SPEED: list(range(61))}
     operations = [(5.5, 5.6), (8.2, 8.3), (16.5, 18.5), (39.5, 40.2), (55.0, 55.1)]
@@ -93,7 +93,7 @@ def test_the_cut_into_chunks_changes_nothing(cut: float) -> None:
     assert metered(*parts) == whole
 
 
-def test_a_quantile_is_at_most_nine_percent_too_large_and_never_beyond_what_was_read() -> None:
+def test_quantiles_are_within_nine_percent_and_the_readings() -> None:
     spread = ValueHistogram()
     spread.add(np.array([1.0, 2.0, 4.0, 5.0]))
     assert spread.quantile(0.5) == 2.0
@@ -133,7 +133,7 @@ RATE = 12_500_000_000  # of a link of 100 Gb/s
         ("stands still", [9, 9, 9], [0, 0]),
     ],
 )
-def test_no_counter_makes_a_negative_rate_or_one_that_no_link_carries(
+def test_negative_and_impossible_rates_are_left_out(
     what: str, readings: list[float], known: list[float]
 ) -> None:
     end = len(readings)
@@ -146,7 +146,7 @@ def test_no_counter_makes_a_negative_rate_or_one_that_no_link_carries(
         assert count.rate_histogram.least >= 0 and count.rate_histogram.most <= 1.05 * RATE
 
 
-def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:
+def test_a_virtual_link_speed_does_not_limit_rates() -> None:
     # A tap says 10 Mb/s and carries a thousand times that; nobody knows what a bond's speed is
     # while it cannot be read.
     readings, slow = [0, 10**9, 2 * 10**9], [1_250_000] * 3
@@ -161,6 +161,6 @@ def test_a_jump_is_none_where_the_speed_is_not_the_links() -> None:
     assert metered(unread).total(*BYTES) == 2 * 10**9
 
 
-def test_a_link_that_came_up_faster_counts_with_its_faster_speed() -> None:
+def test_a_faster_link_uses_its_new_speed_limit() -> None:
     of = {PORT: [0, 1, 8 * RATE, 8 * RATE + 1], LINK: [RATE / 10, RATE / 10, RATE, RATE]}
     assert metered(chunk(0, 4, [(0.0, 4.0)], of=of)).total(*PORT) == 8 * RATE + 1

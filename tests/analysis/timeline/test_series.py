@@ -27,12 +27,14 @@ READ = make_counter([0, 0.1, 0.2], [10, 30, 90])
         (0.2, 0.2, 0),
     ],
 )
-def test_rise_of_a_counter(start: float, end: float, expected: float) -> None:
+def test_a_counter_rise_is_interpolated_between_readings(
+    start: float, end: float, expected: float
+) -> None:
     increase = series.compute_increase(READ, to_ns_array([start]), to_ns_array([end]))
     np.testing.assert_allclose(increase, [expected], rtol=1e-12)
 
 
-def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
+def test_a_counter_reset_invalidates_only_the_interval_around_the_reset() -> None:
     # 0 -> 100 -> (reset) 5 -> 25: the middle difference is unusable
     read = make_counter([0, 1, 2, 3], [0, 100, 5, 25])
     start, end = to_ns_array([0, 0.5, 1, 1.5, 2, 2.5]), to_ns_array([1, 1.5, 2, 1.6, 3, 3])
@@ -41,7 +43,7 @@ def test_a_reset_spoils_only_the_difference_it_is_in() -> None:
     )
 
 
-def test_a_missing_reading_spoils_both_its_neighbours() -> None:
+def test_a_missing_reading_invalidates_both_adjacent_intervals() -> None:
     read = make_counter([0, 1, 2, 3, 4], [0, 10, NAN, 30, 40])
     start, end = to_ns_array([0, 0, 1, 2, 3]), to_ns_array([1, 2, 3, 3, 4])
     np.testing.assert_allclose(series.compute_increase(read, start, end), [10, NAN, NAN, NAN, 10])
@@ -60,7 +62,7 @@ def test_minus_one_in_an_integer_column_is_missing_not_a_value() -> None:
 
 
 @pytest.mark.parametrize("readings", [make_counter([], []), make_counter([1], [5])])
-def test_one_reading_says_nothing(readings: series.Series) -> None:
+def test_a_single_reading_gives_no_value(readings: series.Series) -> None:
     assert np.isnan(series.compute_increase(readings, to_ns_array([1]), to_ns_array([1]))).all()
     assert np.isnan(series.compute_mean(readings, to_ns_array([1]), to_ns_array([2]))).all()
 
@@ -119,7 +121,7 @@ def test_an_end_that_cannot_be_right_leaves_the_time_of_the_poll() -> None:
     assert busy_ns.tolist() == [0, 5, 9, 12, 20]
 
 
-def test_the_end_of_a_later_poll_is_no_end_of_this_one() -> None:
+def test_a_later_driver_end_does_not_replace_a_missing_end() -> None:
     # the poll at 1.1 read no end; that of 1.2 lies before it, and its reading is dropped
     busy = make_counter([1.0, 1.1, 1.2, 1.3], [0, 5, 9, 12])
     until = make_gauge([1.0, 1.2, 1.3], [0.97e9, 1.08e9, 1.28e9])
@@ -128,7 +130,7 @@ def test_the_end_of_a_later_poll_is_no_end_of_this_one() -> None:
     assert busy_ns.tolist() == [0, 5, 12]
 
 
-def test_times_increase_where_an_end_lies_before_the_last_one() -> None:
+def test_readings_with_a_backward_driver_end_are_dropped() -> None:
     # the second reading keeps its poll's time, 1.1; the third ended before that, at 1.05; so did
     # the fourth, which would follow the third
     busy = make_counter([1.0, 1.1, 1.2, 1.3, 1.4], [0, 5, 6, 7, 20])
@@ -148,7 +150,7 @@ def test_without_ends_busy_time_counts_up_to_its_poll() -> None:
         )
 
 
-def test_a_missing_total_is_left_out_before_it_is_moved() -> None:
+def test_a_missing_busy_total_is_left_out() -> None:
     busy = make_counter([1.0, 1.1, 1.2], [0, NAN, 8])
     until = make_gauge([1.0, 1.1, 1.2], [0.97e9, 1.07e9, 1.17e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))

@@ -22,7 +22,7 @@ def test_a_period_between_samples_shows_at_its_multiple() -> None:
     assert (period.samples, period.acf > MIN_CONFIDENT_ACF) == (9.0, True)
 
 
-def test_noise_and_a_flat_line_have_none_that_is_sure() -> None:
+def test_noise_and_flat_series_have_no_confident_period() -> None:
     noise = estimate_period(np.random.default_rng(1).normal(size=600))
     assert noise is None or noise.acf < 0.5
     assert estimate_period(np.ones(600)) is None

@@ -30,7 +30,7 @@ def test_a_view_has_the_arguments_of_its_kind(view: type[SpanView]) -> None:
     assert names == (*times, *layout.ARGUMENTS[view.kind])
 
 
-def test_each_kind_has_one_view() -> None:
+def test_each_span_kind_has_a_single_view() -> None:
     kinds = [view.kind for view in VIEWS]
     assert len(set(kinds)) == len(kinds) > 10
 

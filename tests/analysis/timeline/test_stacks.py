@@ -88,7 +88,7 @@ def test_depth_and_names_are_limited() -> None:
     assert (len(place.file), place.line, len(place.function)) == (1024, (1 << 31) - 1, 1024)
 
 
-def test_samples_reach_their_process_and_are_no_spans() -> None:
+def test_stack_samples_reach_their_process_apart_from_spans() -> None:
     def column(*values: int) -> np.ndarray:
         return np.array(values, np.int64)
 

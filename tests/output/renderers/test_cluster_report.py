@@ -11,7 +11,8 @@ from clusterprof.output.renderers.text import culprits as text_culprits
 from clusterprof.output.renderers.text import summary, wording
 from clusterprof.output.renderers.text.safety import count_columns
 from clusterprof.output.renderers.text.tables import MatrixRow, build_cause_matrix
-from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence, SlowStepSummary
+from clusterprof.report.history import SlowStepSummary
+from clusterprof.report.model import Culprit, Finding, JobFacts, Persistence
 from tests.support.cluster_report import S, make_cluster_report
 from tests.support.reports import make_storage_report
 

@@ -13,7 +13,7 @@ from clusterprof.output.renderers.plain import Plain
 from clusterprof.output.renderers.terminal import Terminal
 from clusterprof.output.renderers.text import advice, wording
 from clusterprof.output.renderers.text.safety import count_columns
-from clusterprof.output.renderers.text.summary import build_summary
+from clusterprof.output.renderers.text.summary import SummaryRow, build_summary
 from clusterprof.report.model import Cause, CoverageGap, Finding, NodeFacts, Report
 from tests.support.reports import (
     ALL,
@@ -75,8 +75,8 @@ def test_the_first_screen_shows_verdict_causes_and_next_step(name: str) -> None:
     report = ALL[name]()
     screen = Terminal(80, False, 2.5).render(report).splitlines()[:24]  # and one for the prompt
     text = " ".join(" ".join(screen).split())
-    for label, stated in build_summary(report, 2.5, "USD") or [
-        ("", wording.describe_verdict(report))
+    for label, stated, _ in build_summary(report, 2.5, "USD") or [
+        SummaryRow("", wording.describe_verdict(report))
     ]:
         row = f"{label} {' '.join(stated.split())}".strip()
         assert row in text or label == "Evidence" or (label == "Ranks" and row[:100] in text)

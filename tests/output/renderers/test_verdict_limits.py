@@ -59,7 +59,7 @@ def mostly_unknown() -> Report:
 
 def test_an_unknown_main_cause_precedes_remedy_and_largest_known_cause() -> None:
     report = mostly_unknown()
-    assert [label for label, _ in build_summary(report, None, "") if label] == [
+    assert [row.label for row in build_summary(report, None, "") if row.label] == [
         "Lost",
         "Main cause",
         "Try next",
@@ -67,7 +67,7 @@ def test_an_unknown_main_cause_precedes_remedy_and_largest_known_cause() -> None
         "Ranks",
         "Evidence",
     ]
-    rows = dict(build_summary(report, None, ""))
+    rows = {row.label: row.text for row in build_summary(report, None, "")}
     assert rows["Main cause"] == (
         "Not known: 97.3 % of the loss has no known cause (the main thread slept inside a step:"
         " waiting for ranks, or something unrecorded)."

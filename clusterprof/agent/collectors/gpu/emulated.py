@@ -36,7 +36,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from clusterprof.agent.collectors.base import Context, Value
 from clusterprof.agent.linux.files import OpenFolder
-from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from clusterprof.errors import NEEDS_SECOND_SAMPLE, DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import (
     GPU_BUSY_TIME,
     GPU_MEMORY_USED,
@@ -247,8 +247,7 @@ def _compute_values(counters: _Page, before: _Page | None) -> list[Value]:
     ]
     exact.append(counters.clock_max_hertz)
     if before is None or counters.t_ns <= before.t_ns:
-        first = Unavailable("absent", "available from the second sample on", "")
-        return [*exact, first, first, first]
+        return [*exact, *[NEEDS_SECOND_SAMPLE] * 3]
     length_ns = counters.t_ns - before.t_ns
     resident = (counters.resident_ns - before.resident_ns) / length_ns
     computing = max(0.0, (counters.busy_ns - before.busy_ns) / length_ns - resident)

@@ -50,7 +50,7 @@ from clusterprof.agent.linux.gpu.drm import (
     read_link_width,
     scale_value,
 )
-from clusterprof.errors import Unavailable
+from clusterprof.errors import NEEDS_SECOND_SAMPLE, Unavailable
 from clusterprof.units import SECOND_NS
 
 HEADER_BYTES = 4
@@ -229,7 +229,6 @@ _THROTTLE_BIT_RANGES = (
 _THERMAL_SUMS = ("socket_thermal", "vr_thermal", "memory_thermal")
 _THROTTLE_BITS = "gpu.throttle_bits"
 _THERMAL_NS, _POWER_NS = "gpu.thermal_violation_ns_total", "gpu.power_violation_ns_total"
-_NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on")
 
 
 class Slowdown:
@@ -266,7 +265,7 @@ class Slowdown:
             for integral in (self._heat, self._power):
                 integral.invalidate()
                 integral.add(0.0, now_ns)
-            return dict.fromkeys((_THROTTLE_BITS, _THERMAL_NS, _POWER_NS), _NEEDS_SECOND_SAMPLE)
+            return dict.fromkeys((_THROTTLE_BITS, _THERMAL_NS, _POWER_NS), NEEDS_SECOND_SAMPLE)
         heat = max(known_shares[name] for name in _THERMAL_SUMS)
         return {
             _THROTTLE_BITS: POWER * (known_shares["power"] > 0)

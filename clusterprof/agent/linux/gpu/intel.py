@@ -29,7 +29,7 @@ from clusterprof.agent.linux.gpu.drm import (
     is_asleep,
     scale_value,
 )
-from clusterprof.errors import Unavailable
+from clusterprof.errors import NEEDS_SECOND_SAMPLE, Unavailable
 
 Value = int | float | Unavailable
 Values = dict[str, Value]
@@ -59,7 +59,6 @@ _THROTTLE_REASONS = {
     "psys_crit": 0x80,
 }
 _SUSPENDED = Unavailable("absent", "the device is suspended, and reading would wake it")
-_NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on")
 
 
 class IntelCard:
@@ -145,7 +144,7 @@ class IntelCard:
             return energy
         self._energy = (now_ns, energy)
         if before is None or now_ns <= before[0] or energy < before[1]:
-            return _NEEDS_SECOND_SAMPLE
+            return NEEDS_SECOND_SAMPLE
         return (energy - before[1]) * 1000 / (now_ns - before[0])  # µJ/ns = 1,000 W
 
 

@@ -14,11 +14,12 @@ proof of health.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterprof.analysis.detectors.cross_rank import CONGESTION, LINK, PATH, UNUSED_PORT_NOTE
+from clusterprof.analysis.detectors.cross_rank import CONGESTION, LINK, PATH
 from clusterprof.analysis.timeline.network_counters import NodeNetworkTotals
 from clusterprof.report.model import Evidence
 
@@ -308,6 +309,8 @@ class Symptom:
     strength: float
     """To compare nodes by: a rate or a ratio."""
     evidence: Evidence
+    note: str
+    """The note of the evidence, without the device and the node."""
 
 
 def find_symptoms(links: NodeLinks, limits: Mapping[str, Any]) -> tuple[Symptom, ...]:
@@ -483,10 +486,11 @@ def _find_path_symptoms(links: NodeLinks, limits: Any) -> Iterator[Symptom]:
         )
     if links.unused:
         rate = links.network.levels["rdma.link_bytes_per_second", links.unused[0]].quantile(0.5)
-        name = "rdma.link_bytes_per_second"
-        yield _make_symptom(
-            links, WRONG_PATH, links.unused[0], rate, name, rate, "bytes/s", UNUSED_PORT_NOTE
-        )
+        name, port = "rdma.link_bytes_per_second", links.unused[0]
+        note = "RDMA port without traffic while the job used TCP"
+        symptom = _make_symptom(links, WRONG_PATH, port, rate, name, rate, "bytes/s", note)
+        item = dataclasses.replace(symptom.evidence, sign="port-unused", device=port)
+        yield dataclasses.replace(symptom, evidence=item)
     if len(links.used) > 1 and (links.kind == HCA or links.by_sockets):
         least = links.quiet_rails[0] if links.quiet_rails else links.used[-1]
         ratio = links.get_bytes(least) / links.get_bytes(links.used[0])
@@ -510,4 +514,4 @@ def _make_symptom(
     note: str,
 ) -> Symptom:
     where = f"{note}: {device} of {links.name}" if device else f"{note}: {links.name}"
-    return Symptom(kind, links.node, device, strength, Evidence(name, value, unit, where))
+    return Symptom(kind, links.node, device, strength, Evidence(name, value, unit, where), note)

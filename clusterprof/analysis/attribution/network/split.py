@@ -38,9 +38,9 @@ from clusterprof.analysis.attribution.network.transfer_time import (
     TransferTotals,
 )
 from clusterprof.analysis.attribution.wait_for.arrivals import is_point_to_point
-from clusterprof.analysis.detectors.cross_rank import FASTER_DEVICE_NOTE, LINK, PATH, TRANSFER
+from clusterprof.analysis.detectors.cross_rank import LINK, PATH, TRANSFER
 from clusterprof.analysis.timeline.model import Int
-from clusterprof.report.model import Evidence
+from clusterprof.report.model import Evidence, EvidenceSign
 
 NodeSet = frozenset[int]
 BenchmarkRows = Sequence[Sequence[int]]
@@ -332,13 +332,17 @@ def estimate_benchmark_ns(cell: TransferCell, benchmark: BenchmarkRows) -> float
 def _make_rate_symptom(links: NodeLinks, possible_rate: float) -> Symptom:
     rate = links.bytes_per_second or 0.0
     device = ", ".join(links.used)
+    sign: EvidenceSign = ""
+    idle = ""
     if links.faster is not None:
-        note = FASTER_DEVICE_NOTE.format(device=links.faster[0])
+        sign, idle = "faster-device-idle", links.faster[0]
+        note = f"carried the traffic while {idle} was idle and is faster"
     else:
         note = "is less than the rate of the same links of other nodes"
     name = f"{'rdma' if links.kind == 'hca' else 'network'}.link_bytes_per_second"
-    item = Evidence(name, rate, "bytes/s", f"{note}: {device} of {links.name}")
-    return Symptom(FAULT, links.node, device, possible_rate / rate, item)
+    where = f"{note}: {device} of {links.name}"
+    item = Evidence(name, rate, "bytes/s", where, sign=sign, device=idle)
+    return Symptom(FAULT, links.node, device, possible_rate / rate, item, note)
 
 
 def make_zero_limits(limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,6 @@ from clusterprof.analysis.timeline.model import (
     PHASE_COLLECTIVE,
     PHASE_DATA_WAIT,
     PHASE_EVAL,
-    PHASE_GAP,
     SOURCE_DEVICE_SAMPLES,
     SOURCE_HOST_SPANS,
     SOURCE_STREAM_EVENTS,
@@ -78,7 +77,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.probe import layout
-from clusterprof.report.model import Evidence
+from clusterprof.report.model import Evidence, ResourceKind
 
 MISSING_TRACE_DATA = "samples or marks for it"
 """The missing input of these causes, as a report prints it: what a native recording would
@@ -158,7 +157,7 @@ def with_read_claims(accumulator: Accumulator, lost: LostTime, share: Int) -> Ac
     )
 
 
-NO_SIGNAL, GAP, EVAL, BLOCKED = "no-signal", "gap", "evaluation", "blocked-unknown"
+NO_SIGNAL, EVAL, BLOCKED = "no-signal", "evaluation", "blocked-unknown"
 WITH_PEERS = "peers"  # in an operation with other ranks: all ranks together show who was late
 PEERS_UNKNOWN = "peers-unknown"  # a rank was late for an unobserved reason
 JITTER = "jitter"  # work that varies at random from step to step
@@ -444,7 +443,6 @@ def _sum_unexplained(
     amount = lost.lost_ns * (unclaimed - moving)
     by_phase = {
         EVAL: lost.phase == PHASE_EVAL,
-        GAP: lost.phase == PHASE_GAP,
         WITH_PEERS: lost.phase == PHASE_COLLECTIVE,
         BLOCKED: in_worker_wait,
     }
@@ -477,13 +475,15 @@ def _sum_host_computation(rank: Rank, lost: LostTime, unclaimed: Int) -> dict[st
 def _with_evidence(accumulator: Accumulator, claims: Mapping[str, Claims]) -> Accumulator:
     evidence: dict[tuple[str, str, str, str], int] = {}
     weights: dict[tuple[str, str, str, str], int] = {}
-    resources: dict[tuple[str, str], int] = {}
+    resources: dict[tuple[str, str, ResourceKind, str, int], int] = {}
     for id_, claim in claims.items():
         units = sum(n for key, n in accumulator.claimed.items() if key[0] == id_)
         if not units:
             continue
         if claim.resource:
-            resources[(id_, claim.resource)] = units
+            facts = claim.resource_facts
+            pid = -1 if facts.pid is None else facts.pid
+            resources[(id_, claim.resource, facts.kind, facts.name, pid)] = units
         for item in claim.evidence:
             key = (id_, item.name, item.unit, item.note)
             weight = max(1, units // SHARE_SCALE)

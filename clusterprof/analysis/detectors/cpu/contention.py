@@ -69,7 +69,7 @@ from clusterprof.analysis.timeline.model import (
     LostTime,
     Rank,
 )
-from clusterprof.report.model import Cause, Evidence
+from clusterprof.report.model import Cause, Evidence, ResourceFacts
 
 
 class CpuContention:
@@ -131,18 +131,21 @@ class CpuContention:
         )
         if cpu_set is not None and cpu_set.is_limiting:
             evidence = (waiting, *_list_needed_cpus(cpu_set), *pressure_evidence)
-            return Claims(share, grade, evidence, _describe_affinity(cpu_set))
+            text, facts = _describe_affinity(cpu_set), ResourceFacts("cpu-set")
+            return Claims(share, grade, evidence, text, facts)
         other_evidence = [
             *_measure_stolen_time(rank, lost, share, limits.stolen_at_least_ratio),
             *_measure_kernel_threads(rank, lost, share, limits.kernel_at_least_ratio),
         ]
         starved = [
-            work.resource
+            work
             for work in list_awaited_work(rank, lost)
             if 2 * sum_claimed_ns(lost, work.runnable_share) > sum_claimed_ns(lost, share)
         ]
         evidence = (waiting, *other_evidence, *pressure_evidence)
-        return Claims(share, grade, evidence, starved[0] if starved else "")
+        if not starved:
+            return Claims(share, grade, evidence)
+        return Claims(share, grade, evidence, starved[0].resource, starved[0].resource_facts)
 
 
 def _list_needed_cpus(cpu_set: CpuSetLoad) -> list[Evidence]:

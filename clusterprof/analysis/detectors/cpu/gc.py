@@ -45,7 +45,7 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.timeline.data_wait.fetches import estimate_collection_share
 from clusterprof.analysis.timeline.model import PHASE_GC, DataWaitBreakdown, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence
+from clusterprof.report.model import UNKNOWN_RESOURCE, Cause, Evidence, ResourceFacts
 
 
 class CpuGc:
@@ -85,11 +85,13 @@ class CpuGc:
         collecting = limit_to_data_wait(
             lost, estimate_collection_share(rank, lost.start_ns, lost.end_ns, breakdown)
         )
-        pid, resource = rank.pid, ""
+        pid, resource, facts = rank.pid, "", UNKNOWN_RESOURCE
         evidence = []
         if sum_claimed_ns(lost, collecting) > sum_claimed_ns(lost, share):
             pids = np.unique(breakdown.worker_pid[collecting > 0])
-            pid, resource = int(pids[0]), f"worker pid {int(pids[0])}" if pids.size == 1 else ""
+            pid = int(pids[0])
+            if pids.size == 1:
+                resource, facts = f"worker pid {pid}", ResourceFacts("worker", pid=pid)
             note = "of the waits, the worker of the loader collected garbage"
             ratio = compute_claimed_mean(lost, collecting)
             evidence.append(Evidence("worker.collecting_ratio", ratio, "ratio", note))
@@ -98,4 +100,4 @@ class CpuGc:
         if share.any() and table is not None:
             length = float((table.end_ns - table.start_ns).mean())
             evidence.append(Evidence("gc.mean_ns", length, "ns", "a collection took on average"))
-        return Claims(share, "A", tuple(evidence), resource)
+        return Claims(share, "A", tuple(evidence), resource, facts)

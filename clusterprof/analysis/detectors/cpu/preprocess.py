@@ -72,9 +72,9 @@ from clusterprof.analysis.detectors.base import (
 from clusterprof.analysis.detectors.pauses import find_whole_pauses, has_loader, measure_own_code
 from clusterprof.analysis.timeline.data_wait.split import count_live_workers, select_fetches
 from clusterprof.analysis.timeline.host_resources import combine_allowed_cpus, get_cpu_topology
-from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
+from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, Int, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence, Grade
+from clusterprof.report.model import UNKNOWN_RESOURCE, Cause, Evidence, Grade, ResourceFacts
 
 _MIN_FETCHES = 16
 """Number of batches of a worker that show how much work it has."""
@@ -152,11 +152,19 @@ class CpuPreprocess:
             *_measure_balance(rank),
             *_describe_affinity(rank),
         )
-        who = "training process" if pids.size and pids[0] == rank.pid else "worker"
-        resource = f"{who} pid {int(pids[0])}" if pids.size == 1 else ""
-        if _has_unknown_workers(rank):
-            resource = "" if rank.rank is None else f"loader of rank {rank.rank}"
-        return Claims(share, "A", evidence, resource)
+        return Claims(share, "A", evidence, *_name_loading_process(rank, pids))
+
+
+def _name_loading_process(rank: Rank, pids: Int) -> tuple[str, ResourceFacts]:
+    """Name the process that made the claimed batches; "" if several did, or it is not known."""
+    if _has_unknown_workers(rank):
+        return "" if rank.rank is None else f"loader of rank {rank.rank}", UNKNOWN_RESOURCE
+    if pids.size != 1:
+        return "", UNKNOWN_RESOURCE
+    pid = int(pids[0])
+    if pid == rank.pid:
+        return f"training process pid {pid}", ResourceFacts("training-process", pid=pid)
+    return f"worker pid {pid}", ResourceFacts("worker", pid=pid)
 
 
 def _claim_training_loop(lost: LostTime, share: Float) -> Claims:
@@ -180,7 +188,8 @@ def _claim_awaited_process(lost: LostTime, share: Float, awaited: AwaitedWork) -
     note = "of these waits that process or thread was computing"
     computing = Evidence("awaited.on_cpu_ratio", min(ratio, 1.0), "ratio", note)
     grade: Grade = "B" if awaited.is_sure else "C"
-    return Claims(share, grade, (computing, waiting), awaited.resource)
+    evidence = (computing, waiting)
+    return Claims(share, grade, evidence, awaited.resource, awaited.resource_facts)
 
 
 def _claim_traced_functions(rank: Rank, lost: LostTime, share: Float, traced: Float) -> Claims:

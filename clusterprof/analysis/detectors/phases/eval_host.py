@@ -167,8 +167,9 @@ def _claim_receivers(lost: LostTime, own: Claims, awaited: Sequence[AwaitedWork]
     ratio = compute_claimed_mean(lost, share, most.share)
     evidence = (Evidence("awaited.waiting_ratio", ratio, "ratio", note), *own.evidence)
     if sum_claimed_ns(lost, share) > 2 * sum_claimed_ns(lost, own.share):
-        return Claims(share, "B" if most.is_sure else "C", evidence, most.resource)
-    return Claims(share, own.grade, evidence, own.resource)
+        grade: Grade = "B" if most.is_sure else "C"
+        return Claims(share, grade, evidence, most.resource, most.resource_facts)
+    return Claims(share, own.grade, evidence, own.resource, own.resource_facts)
 
 
 def _measure_pauses(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> tuple[Float, bool]:

@@ -54,6 +54,7 @@ from numpy.typing import NDArray
 from clusterprof.analysis.detectors.awaited_work import (
     CONNECTION,
     TIMER,
+    AwaitedWork,
     find_awaited_work,
     find_feeders,
     measure_poll_ratio,
@@ -169,37 +170,40 @@ class HostAsleep:
             return Claims(traced, "A", (*name_host_functions(rank, lost, traced, *_ASLEEP), asleep))
         training, evidence, grade = _claim_training_thread(rank, lost, limits)
         loading = _claim_loading_thread(rank, lost, breakdown)
-        awaited, resource = _claim_awaited_process(rank, lost)
-        if awaited.any():
-            note = f"of that time the training thread waited for {resource}, which slept in a timer"
+        awaited, work = _claim_awaited_process(rank, lost)
+        if work is not None and awaited.any():
+            who = work.resource
+            note = f"of that time the training thread waited for {who}, which slept in a timer"
             ratio = compute_claimed_mean(lost, awaited)
             evidence = [Evidence("awaited.in_timer_ratio", ratio, "ratio", note), *evidence]
             if sum_claimed_ns(lost, awaited) <= sum_claimed_ns(lost, training):
-                resource = ""
+                work = None
             training = np.minimum(training + awaited, 1.0)
         if loading.any():
             note = "of that time the thread that loads the data slept in a timer"
             ratio = compute_claimed_mean(lost, loading)
             evidence = [*evidence, Evidence("worker.in_timer_ratio", ratio, "ratio", note)]
             if sum_claimed_ns(lost, loading) > sum_claimed_ns(lost, training):
-                grade, feeders = "B", find_feeders(rank, lost)
-                resource = feeders.resource if feeders is not None else ""
-        return Claims(training + loading, grade, tuple(evidence), resource)
+                grade, work = "B", find_feeders(rank, lost)
+        if work is None:
+            return Claims(training + loading, grade, tuple(evidence))
+        named = work.resource, work.resource_facts
+        return Claims(training + loading, grade, tuple(evidence), *named)
 
 
-def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, str]:
-    """Return the share of each segment in which the awaited process slept in a timer, and its name.
+def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, AwaitedWork | None]:
+    """Return the share of each segment in which the awaited process slept in a timer, and its work.
 
     float64[n].
     """
     works = [work for work in find_awaited_work(rank, lost) if work.timer_ratio > 0]
     none = np.zeros(lost.start_ns.size)
     if not works:
-        return none, ""
+        return none, None
     parts = [(work.share - work.active_share) * work.timer_ratio for work in works]
     most = max(zip(parts, works), key=lambda pair: sum_claimed_ns(lost, pair[0]))[1]
     share = np.maximum(np.sum(parts, axis=0), 0.0)
-    return (share, most.resource) if share.mean() >= _MIN_AWAITED_RATIO else (none, "")
+    return (share, most) if share.mean() >= _MIN_AWAITED_RATIO else (none, None)
 
 
 def _claim_training_thread(

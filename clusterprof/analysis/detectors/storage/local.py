@@ -59,7 +59,7 @@ from clusterprof.analysis.detectors.storage.evidence import (
 from clusterprof.analysis.timeline.host_resources import find_disks_below
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence, Grade
+from clusterprof.report.model import Cause, Evidence, Grade, ResourceFacts
 
 
 class StorageLocal:
@@ -120,8 +120,9 @@ class StorageLocal:
             # The size of reads decides which advice helps, so it precedes the amount read.
             evidence += [*_describe_read_size(rank, disk, lost, share, read_bytes), total]
             evidence += _describe_requests(rank, disk, lost, share)
-            below = find_disks_below(rank.chunk, disk)
-            disk = f"{disk} ({', '.join(below)})" if below else disk
+            if below := find_disks_below(rank.chunk, disk):
+                text, facts = f"{disk} ({', '.join(below)})", ResourceFacts(name=disk)
+                return Claims(share, grade, tuple(evidence), text, facts)
         return Claims(share, grade, tuple(evidence), disk)
 
 

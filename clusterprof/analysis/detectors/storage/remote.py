@@ -57,7 +57,7 @@ from clusterprof.analysis.detectors.storage.evidence import (
 )
 from clusterprof.analysis.timeline.model import DataWaitBreakdown, Float, LostTime, Rank
 from clusterprof.probe import layout
-from clusterprof.report.model import Cause, Evidence, Grade
+from clusterprof.report.model import Cause, Evidence, Grade, ResourceFacts
 
 SLOW_TARGET_RATIO = 3
 """Time of a request over that of other targets; smaller ratios are normal within one file system.
@@ -118,7 +118,8 @@ class StorageRemote:
             evidence += describe_read_latency(rank, lost, share, kind, mount)
             evidence += _describe_retransmissions(rank, lost, share, kind, mount)
             if kind == "lustre" and (slow := _find_slow_target(rank, lost, share)):
-                mount = f"{mount} ({slow})"
+                text, facts = f"{mount} ({slow})", ResourceFacts(name=mount)
+                return Claims(share, grade, tuple(evidence), text, facts)
         return Claims(share, grade, tuple(evidence), mount)
 
 

@@ -43,7 +43,11 @@ class Account:
     """Notes for the reader of the report: a window that was inferred, a definition that was chosen.
     """
     answers: list[str] = field(default_factory=list)
-    """What the file says about the question it is made for, printed at the top of the report."""
+    """What the file says about the question it is made for, printed at the top of the report. An
+    equal note is not printed again.
+    """
+    answered_notes: list[str] = field(default_factory=list)
+    """Notes that an answer states in fewer words; they are not printed."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts about the whole job. They are written into the header of every imported node."""
     cut: str = ""

@@ -308,17 +308,6 @@ class SpanTable:
         low = min(int(batch.start_ns.min()) for batch in self._batches)
         return [low, max(int(batch.end().max()) for batch in self._batches)]
 
-    def to_array(self) -> Int:
-        """Return all spans in the order in which they were added, int64[7, n] (`SPAN_FIELDS`)."""
-        table = np.empty((len(SPAN_FIELDS), self.rows), np.int64)
-        first = 0
-        for batch in self._batches:
-            last = first + batch.start_ns.size
-            for row, column in enumerate(batch.fields(slice(None))):
-                table[row, first:last] = column
-            first = last
-        return table
-
     def in_order(self) -> OrderedSpans:
         """Return the spans sorted by their end."""
         return OrderedSpans(self._batches)

@@ -96,11 +96,6 @@ def convert_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def convert_double(value: int) -> float:
-    """Convert the bits of a field of eight bytes to the floating-point number they stand for."""
-    return float(struct.unpack("<d", struct.pack("<Q", value & 0xFFFFFFFFFFFFFFFF))[0])
-
-
 def decode_text(value: int | memoryview) -> str:
     """Decode a field of text; empty for another type."""
     return "" if isinstance(value, int) else bytes(value).decode("utf-8", "replace")

@@ -249,19 +249,13 @@ def build_notes(content: NcclText) -> list[str]:
         counted = f"{count:,} channels" if count else "channels between nodes"
         notes.append(f"net-path: {counted} {problem}. To do: {action}")
     if content.network_channels and not find_slow_paths(content):
-        direct = (
-            f", {content.gpudirect_channels:,} of them with GPUDirect"
-            if content.gpudirect_channels
-            else ""
-        )
-        notes.append(
-            f"between nodes: {content.network_channels:,} channels by RDMA{direct}: normal"
-        )
+        direct = content.gpudirect_channels
+        part = f", {direct:,} of them with GPUDirect" if direct else ""
+        notes.append(f"between nodes: {content.network_channels:,} channels by RDMA{part}: normal")
     for text, times in content.warnings.most_common(3):
         notes.append(f"NCCL warned {times:,} times: {text}")
     tables = [table for table in content.tables if table.rows]
-    for table in tables[:_MAX_TABLES_NAMED]:
-        notes.append(_describe_table(table, content.test_ranks, len(tables) > 1))
+    notes += describe_tables(content)
     averages = sorted((table.average_gbps or 0.0, _name_operation(table)) for table in tables)
     if len(averages) >= _MIN_TABLES and averages[0][0]:
         listed = ", ".join(f"{name} {speed:.4g}" for speed, name in averages[:_MAX_TABLES_NAMED])
@@ -269,6 +263,14 @@ def build_notes(content: NcclText) -> list[str]:
     if len(tables) > _MAX_TABLES_NAMED:
         notes.append(f"{len(tables) - _MAX_TABLES_NAMED:,} more tables of nccl-tests were read")
     return notes
+
+
+def describe_tables(content: NcclText) -> dict[str, str]:
+    """Describe the tables: by note, the part of it that answers how fast the links are."""
+    tables = [table for table in content.tables if table.rows]
+    shown, several = tables[:_MAX_TABLES_NAMED], len(tables) > 1
+    answers = (_describe_table(table, content.test_ranks, several) for table in shown)
+    return {f"{answer}; {_USE_OF_TABLES}": answer for answer in answers}
 
 
 def _name_operation(table: NcclTable) -> str:
@@ -286,10 +288,11 @@ def _describe_table(table: NcclTable, test_ranks: int, names_operation: bool) ->
         f"nccl-tests{f' {operation}' * (names_operation and bool(operation))}{ranks},"
         f" {sizes} sizes up to {last.bytes:,} bytes:"
         f" {last.time_us:,.1f} us, {last.algorithm_gbps} GB/s, bus {last.bus_gbps}"
-        f" GB/s{average}; used as the expected transfer time where the link rate is unknown"
+        f" GB/s{average}"
     )
 
 
+_USE_OF_TABLES = "used as the expected transfer time where the link rate is unknown"
 _MIN_TABLES = 3  # of one operation and size, from which a median says what is normal
 _SLOWEST = 3
 
@@ -588,10 +591,9 @@ class NcclOutput:
             raise CannotImportError(*_NOTHING)
         compared = compare_tables([account.path.name for account in accounts], texts)
         accounts[0].answers += compared
-        for account in accounts:
-            account.answers += [
-                note.partition("; used as ")[0]
-                for note in account.notes
-                if not (compared and note.startswith("nccl-tests "))
-            ]
+        for account, text in zip(accounts, texts):
+            tables = describe_tables(text)
+            replaced = tables if compared else {}
+            account.answers += [tables.get(n, n) for n in account.notes if n not in replaced]
+            account.answered_notes += [note for note in tables if note not in replaced]
         yield from ()

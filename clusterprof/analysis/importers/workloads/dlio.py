@@ -298,8 +298,9 @@ def build_nodes(folder: RunFolder, account: Account) -> Iterator[NodeTables]:
         yield node
     if folder.disks and not has_wall_clock:
         account.skipped["disk readings (the steps have no time of day)"] += 1
-    account.notes += _build_notes(folder, has_wall_clock)
-    account.answers += [note for note in account.notes if note.startswith(_ANSWERS)]
+    notes = _build_notes(folder, has_wall_clock)
+    account.notes += [text for text, _ in notes]
+    account.answers += [text for text, is_answer in notes if is_answer]
 
 
 def _find_block_starts(folder: RunFolder) -> tuple[dict[tuple[int, str], int], bool]:
@@ -454,25 +455,25 @@ def _describe_published_au(folder: RunFolder) -> str:
     return f"published accelerator utilization (AU): {mean:.2f} % of whole epochs"
 
 
-_ANSWERS = ("published accelerator utilization", "waiting for data took")
-
-
-def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
+def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[tuple[str, bool]]:
+    """Build the notes, each with whether it answers what the benchmark is run for."""
     blocks: Sequence[EpochBlock] = [block for output in folder.outputs for block in output.blocks]
     loaded, step_ns = (sum(sum(b.load_ns) for b in blocks), sum(sum(b.step_ns) for b in blocks))
     first = sum(b.load_ns[0] for b in blocks)
-    notes = ["DLIO sleeps instead of computing: its emulated accelerators count as busy then"]
+    emulated = "DLIO sleeps instead of computing: its emulated accelerators count as busy then"
+    notes = [(emulated, False)]
     if any(not b.compute_ns for b in blocks):
-        notes.append("without compute times, all of a step except loading counts as computation")
+        text = "without compute times, all of a step except loading counts as computation"
+        notes.append((text, False))
     if step_ns:
         first_share = (
             f"; {100 * first / loaded:.1f} % of that for the first batch of an epoch"
             if loaded
             else ""
         )
-        notes.append(
-            f"waiting for data took {100 * loaded / step_ns:.2f} % of the listed steps{first_share}"
-        )
+        part = 100 * loaded / step_ns
+        text = f"waiting for data took {part:.2f} % of the listed steps{first_share}"
+        notes.append((text, True))
     if folder.au_percent:
         busy = sum(sum(b.compute_ns) for b in blocks)
         compute_share = (
@@ -480,7 +481,7 @@ def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
             if busy and step_ns
             else ""
         )
-        notes.append(_describe_published_au(folder) + compute_share)
+        notes.append((_describe_published_au(folder) + compute_share, True))
     if has_wall_clock and folder.block_end_ns:
         rest = sum(
             folder.block_end_ns[key] - folder.block_start_ns[key] for key in folder.block_end_ns
@@ -488,12 +489,13 @@ def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[str]:
         ranks = max(len(folder.outputs), 1)
         if rest * ranks > step_ns:
             seconds = (rest - step_ns / ranks) / SECOND_NS
-            notes.append(
+            text = (
                 f"{seconds:.1f} s of the epochs lie outside the listed steps: they follow the"
                 " last step of each"
             )
+            notes.append((text, False))
     elif not has_wall_clock:
-        notes.append("no times of day: blocks are placed one after the other")
+        notes.append(("no times of day: blocks are placed one after the other", False))
     return notes
 
 

@@ -61,7 +61,6 @@ COLD_RATIO = 1.25
 SLOW_RATIO = 1.03
 """Ratio of an instance's fastest epoch to the median of all instances above which it is slow."""
 MIN_INSTANCES = 3
-_SLOWEST = "the slowest "
 _KEY = re.compile(r"([a-z_]{1,32})_(start|stop)$")
 _SIZE_KEYS = ("number_of_ranks", "number_of_nodes", "accelerators_per_node")
 _INTERVAL_KINDS = ("init", "staging", "epoch", "block", "eval", "run")
@@ -279,13 +278,9 @@ def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> list[str]:
         name = f"{len(instances)} instances of {kind}" if kind else f"{len(instances)} instances"
         if slow:
             best, run, account = slow[0]
-            account.notes.append(
-                f"{_SLOWEST}of {name}: its fastest {unit} took {best:.1f} s, the median"
-                f" {typical:.1f} s"
-            )
-            answers.append(
-                f"slowest is {run.path.name}, {account.notes[-1].removeprefix(_SLOWEST)}"
-            )
+            text = f"of {name}: its fastest {unit} took {best:.1f} s, the median {typical:.1f} s"
+            account.notes.append(f"the slowest {text}")
+            answers.append(f"slowest is {run.path.name}, {text}")
         else:
             instances[0][2].notes.append(
                 f"{name}: none is slow (fastest {unit}s within"

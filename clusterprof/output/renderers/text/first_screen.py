@@ -144,8 +144,7 @@ def _list_warnings(report: Report) -> Iterator[str]:
                 "No GPU was measured: shares are of step time, and what the training thread"
                 " computes counts as work."
             )
-        hidden = ("UPPER BOUND:", "LOSS UNCERTAIN:", "NOT MEASURED:")
-        yield from (text for text in wording.list_warnings(report) if not text.startswith(hidden))
+        yield from wording.list_warnings(report, with_bounds=False)
         return
     yield from wording.list_warnings(report)
 

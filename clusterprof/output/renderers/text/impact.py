@@ -16,7 +16,8 @@ from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_number_list
 
-IMPACT_HEADING = "IMPACT: the recorded steps with one cause fixed, and efficiency metrics"
+IMPACT_SCOPE = ": the recorded steps with one cause fixed, and efficiency metrics"
+IMPACT_HEADING = f"IMPACT{IMPACT_SCOPE}"
 _MAX_CAUSES = 6
 _NEGLIGIBLE_SAVING_RATIO = 0.001  # of the job's time; a smaller saving gets no line
 

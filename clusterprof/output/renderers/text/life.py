@@ -18,7 +18,8 @@ from clusterprof.report.life import TRAINING, Attempt, Life, LifePart
 from clusterprof.report.model import Report
 from clusterprof.units import format_quantity
 
-LIFE_HEADING = "LIFE OF THE JOB, wall time of all its devices"
+LIFE_SCOPE = ", wall time of all its devices"
+LIFE_HEADING = f"LIFE OF THE JOB{LIFE_SCOPE}"
 BAR_COLUMNS = 24
 """Width of the bars, columns."""
 MAX_ATTEMPTS = 20

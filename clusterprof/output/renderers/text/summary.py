@@ -16,6 +16,7 @@ Header of a job report: what was recorded, on which nodes, and the clock alignme
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from clusterprof.output.renderers.text import advice, code, culprits, wording
 from clusterprof.output.renderers.text.safety import escape_text
@@ -25,44 +26,52 @@ from clusterprof.units import format_quantity
 from clusterprof.util.ranges import format_host_list
 
 CHANGE = "Change:"
+"""Word before the change of the first recommendation."""
 TRANSFER_CAUSE = "net-transfer"
 """Cause id of data transfer; part of it always remains, so savings are an upper bound."""
 _NOTABLE_SAVING_RATIO = 0.01  # of the job's time; a smaller saving is not mentioned
 
 
-def build_summary(
-    report: Report, price_per_hour: float | None, currency: str
-) -> list[tuple[str, str]]:
-    """Build the summary as (label, text) pairs; [] without ranks or time inside steps."""
+class SummaryRow(NamedTuple):
+    """A labeled line of the summary."""
+
+    label: str
+    """"" continues the row above."""
+    text: str
+    is_change: bool = False
+    """True if the text is the change of the first recommendation."""
+
+
+def build_summary(report: Report, price_per_hour: float | None, currency: str) -> list[SummaryRow]:
+    """Build the rows of the summary; [] without ranks or time inside steps."""
     if not report.ranks or not report.in_step_ns:
         return []
     money = wording.describe_cost(report, price_per_hour, currency)
-    lines = [
-        ("Lost", wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else ""))
-    ]
+    loss = wording.describe_total_loss(report, was_lost="") + (f" {money}" if money else "")
+    lines = [SummaryRow("Lost", loss)]
     outside = wording.describe_time_outside_steps(report)
     if outside:
-        lines.append(("", outside))
+        lines.append(SummaryRow("", outside))
     if not wording.has_significant_loss(report):
-        return [*lines, ("Try next", wording.describe_no_loss(report))]
+        return [*lines, SummaryRow("Try next", wording.describe_no_loss(report))]
     first = report.main_cause
     if first is None:
-        lines.append(("Main cause", wording.describe_unknown_cause(report)))
-        lines.append(("Try next", wording.describe_what_would_tell(report)))
+        lines.append(SummaryRow("Main cause", wording.describe_unknown_cause(report)))
+        lines.append(SummaryRow("Try next", wording.describe_what_would_tell(report)))
         findings = wording.select_in_step_findings(report)
         if not findings:
             return lines
         first = findings[0]
-        lines.append(("Known cause", _describe_cause(first)))
+        lines.append(SummaryRow("Known cause", _describe_cause(first)))
     else:
-        lines.append(("Main cause", _describe_cause(first)))
+        lines.append(SummaryRow("Main cause", _describe_cause(first)))
     who = _describe_culprits(first, len(report.ranks))
     if who:
-        lines.append(("Ranks", who))
+        lines.append(SummaryRow("Ranks", who))
     where = code.describe_where(report, first)
     if where:
-        lines.append(("Where", where))
-    lines.append(("Evidence", ""))
+        lines.append(SummaryRow("Where", where))
+    lines.append(SummaryRow("Evidence", ""))
     if report.main_cause is None:
         return lines
     return [*lines, *_describe_next_step(report, first)]
@@ -76,7 +85,8 @@ def find_summary_finding(report: Report) -> Finding | None:
 
 def find_main_line(report: Report) -> str:
     """Find the line of code that the summary names; "" where it names none."""
-    return next((text for label, text in build_summary(report, None, "") if label == "Where"), "")
+    rows = build_summary(report, None, "")
+    return next((row.text for row in rows if row.label == "Where"), "")
 
 
 def _describe_cause(first: Finding) -> str:
@@ -108,25 +118,21 @@ def _describe_culprits(first: Finding, ranks: int) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _describe_next_step(report: Report, first: Finding) -> list[tuple[str, str]]:
+def _describe_next_step(report: Report, first: Finding) -> list[SummaryRow]:
     """Describe the first thing to do, advice that was withheld, the change, and what it saves."""
     text = advice.describe_first_step(first)
     if not text:
         return []
     sentences = [text, *advice.list_withheld_advice(first)]
-    lines = [
-        (
-            "Try next",
-            " ".join(_ensure_full_stop(sentence) for sentence in sentences)
-            if len(sentences) > 1
-            else text,
-        )
-    ]
+    if len(sentences) > 1:
+        text = " ".join(_ensure_full_stop(sentence) for sentence in sentences)
+    lines = [SummaryRow("Try next", text)]
     recommendation = first.advice[0] if first.advice else None
     if recommendation is not None and recommendation.change:
-        lines.append(("", f"{CHANGE} {escape_text(recommendation.change, 400)}"))
+        change = f"{CHANGE} {escape_text(recommendation.change, 400)}"
+        lines.append(SummaryRow("", change, is_change=True))
     wins = describe_fix_savings(report, first)
-    return [*lines, ("Expected gain", wins)] if wins else lines
+    return [*lines, SummaryRow("Expected gain", wins)] if wins else lines
 
 
 def _ensure_full_stop(text: str) -> str:

@@ -130,7 +130,7 @@ def describe_bins(report: Report, most: int = 12) -> list[str]:
     return [describe_bin(time_bin, bins[-1].end_ns) for time_bin in bins]
 
 
-def describe_bin(time_bin: TimeBin, last_ns: int) -> str:
+def describe_bin(time_bin: TimeBin, last_ns: int, with_cause: bool = True) -> str:
     """Describe a time bin of a run that ends at `last_ns`: time, loss and main cause."""
     when = (
         f"{format_time_in_run(time_bin.start_ns, last_ns)} to"
@@ -141,7 +141,7 @@ def describe_bin(time_bin: TimeBin, last_ns: int) -> str:
         return f"{when}: outside steps"
     chief = (
         f", mainly {get_cause_label(time_bin.causes[0][0])}"
-        if time_bin.causes and ratio >= 0.01
+        if with_cause and time_bin.causes and ratio >= 0.01
         else ""
     )
     return f"{when}: {format_quantity(ratio, 'ratio')} lost{chief}"
@@ -364,14 +364,18 @@ def list_bar_captions(report: Report, bins: Sequence[TimeBin]) -> list[str]:
     trend = detect_trend(report)
     ended = _list_ended_ranks(report)
     odd = find_worst_bin(split_run(report, len(bins), ended) if ended else bins)
-    worst_text = "" if odd is None else f"worst: {describe_bin(odd, bins[-1].end_ns)}"
-    stands_out = [worst_text, worst_text.split(",")[0]] if worst_text else []
+    stands_out = [] if odd is None else _describe_worst_bin(odd, bins[-1].end_ns)
     if trend is None:
         return [text for text in (describe_ended_ranks(report), *stands_out) if text]
     short = summarize_trend(trend)
     if trend.kind in ("steady", "bursts") and not trend.ended:
         return [*(f"{short}; {text}" for text in stands_out), describe_trend(trend), short]
     return [describe_trend(trend), short]
+
+
+def _describe_worst_bin(worst: TimeBin, last_ns: int) -> list[str]:
+    """Describe a bin with its main cause and without, for less room."""
+    return [f"worst: {describe_bin(worst, last_ns, with_cause)}" for with_cause in (True, False)]
 
 
 def _list_ended_ranks(report: Report) -> set[int]:

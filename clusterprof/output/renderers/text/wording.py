@@ -365,10 +365,12 @@ def describe_time_outside_steps(report: Report) -> str:
     return f"{part} of the recorded device time was outside steps: {named}."
 
 
-def list_warnings(report: Report) -> list[str]:
-    """List what a reader must know before trusting any number, most important first."""
-    first = ("the job failed", "progress stopped")
-    notes = (escape_text(note, 400) for note in report.notes if note.startswith(first))
+def list_warnings(report: Report, with_bounds: bool = True) -> list[str]:
+    """List what a reader must know before trusting any number, most important first.
+
+    with_bounds: say how far the loss is a bound, and how much device time was not measured.
+    """
+    notes = (escape_text(note, 400) for note in report.failures)
     lines = [f"{note[:1].upper()}{note[1:]}." for note in notes]
     if report.selection_text:
         lines.append(f"ONLY A PART of the run: {escape_text(report.selection_text)}.")
@@ -379,17 +381,17 @@ def list_warnings(report: Report) -> list[str]:
         lines.append(f"TOO LITTLE SEEN to judge the job: {escape_text(report.too_little_seen)}.")
     if not report.has_time_unit:
         lines.append("NO UNIT of time is stated: only shares hold, all durations are relative.")
-    if is_unbounded(report) and report.lost_ns and not report.too_little_seen:
+    if with_bounds and is_unbounded(report) and report.lost_ns and not report.too_little_seen:
         lines.append(
             "LOSS UNCERTAIN: no device was measured, and parts of the host activity were not"
             " recorded. The real loss can be larger or smaller."
         )
-    if is_upper_bound(report):
+    if with_bounds and is_upper_bound(report):
         who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
         lines.append(
             f'UPPER BOUND: no device was measured{who}; losses marked "at most" may be smaller.'
         )
-    if report.unmeasured_ns > _NOTABLE_UNMEASURED_RATIO * report.window_ns:
+    if with_bounds and report.unmeasured_ns > _NOTABLE_UNMEASURED_RATIO * report.window_ns:
         part = format_share(report.unmeasured_ns, report.window_ns)
         lines.append(f"NOT MEASURED: {part} of the device time: not counted as busy or idle.")
     damaged = sum(node.damaged_bytes for node in report.nodes)
@@ -584,7 +586,6 @@ _UNATTRIBUTED_REASONS = {
     "sending": "the main thread slept while its node sent data: waiting for ranks or for data",
     "spinning": "a kernel busy-waited: for other ranks in an operation that was not recorded",
     "jitter": "ranks waiting for each other in turn, because work varies from step to step",
-    "gap": "samples are missing",
     "low-confidence": "the evidence was too weak for a cause",
 }
 

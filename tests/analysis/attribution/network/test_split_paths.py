@@ -36,6 +36,7 @@ def test_a_faster_interface_that_stood_idle_on_both_nodes_is_a_wrong_path() -> N
     assert (
         sign.evidence.note == "carried the traffic while eth1 was idle and is faster: eth0 of node0"
     )
+    assert (sign.evidence.sign, sign.evidence.device) == ("faster-device-idle", "eth1")
     # on one of the nodes alone it leads nowhere
     assert split_transfers(both, make_nic(speed=1 * GB), took=[120 * MS] * 40)[0] == {}
     # in use it is no alternative, and less than twice as fast it is none either
@@ -62,7 +63,9 @@ def test_unused_active_rdma_is_a_wrong_path() -> None:
     both = {**QUIET, **make_hca(sent=0.0, speed=10 * GB)}
     given, shares = split_transfers(both, both)
     assert given == {"net-path": 800}
-    assert shares.shares["net-path"].symptoms[0].device == "mlx5_0/1"
+    sign = shares.shares["net-path"].symptoms[0]
+    assert (sign.device, sign.evidence.sign) == ("mlx5_0/1", "port-unused")
+    assert sign.evidence.device == "mlx5_0/1"
     down = {**both, "rdma.state_count mlx5_0/1": 1.0}
     assert split_transfers(down, down)[0] == {}
 

@@ -98,6 +98,15 @@ def test_an_operation_ends_when_its_thread_lacks_only_the_interpreter_lock() -> 
     assert sum(read_table(record(operations, idle))[BLOCKED]) == ns(25 + 30 + 8)
 
 
+def test_lost_time_moves_between_operations_without_adding_work() -> None:
+    # 2 and 18 of 20 are lost in two operations of another thread, and become 10 of each. The rank
+    # has worked for 30 - 10 when it leaves the first one, and for 60 - 20 when it leaves the other.
+    table = read_table(record([(10, 30, OTHER), (40, 60, OTHER)], [(10, 30, 2), (40, 60, 18)]))
+    assert [blocked / 1e9 for blocked in table[BLOCKED]] == [10, 10]
+    work_at_leave = table[HEAD_ROWS + 3 + 2]
+    assert [work / 1e9 for work in work_at_leave] == [20, 40]
+
+
 @pytest.mark.parametrize("cuts", [(), (35,), (20, 50)])
 def test_work_in_an_evaluation_is_no_work_of_the_step(cuts: tuple[int, ...]) -> None:
     # Evaluates in [20, 50) and loses 12 of it; loses 5 of [60, 70). It arrives at 80: worked for

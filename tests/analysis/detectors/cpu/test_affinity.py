@@ -167,6 +167,7 @@ def test_contention_from_a_restricted_cpu_set_is_named_affinity() -> None:
 
     bound, free = claimed(3), claimed(*range(8))
     assert bound.resource == "affinity: 4 workers on 1 of 8 CPUs"
+    assert bound.resource_facts.kind == "cpu-set"
     assert {evidence_row.name: evidence_row.value for evidence_row in bound.evidence} == {
         "thread.runnable_ratio": 0.75,
         "job.cpus_needed_count": pytest.approx(4.125),

@@ -13,6 +13,7 @@ from clusterprof.analysis.detectors.storage.metadata import StorageMetadata
 from clusterprof.analysis.detectors.storage.remote import StorageRemote
 from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_DATA_WAIT
 from clusterprof.probe.layout import FETCH
+from clusterprof.report.model import ResourceFacts
 from tests.support.builders import (
     make_counter,
     make_gauge,
@@ -125,7 +126,7 @@ def test_a_much_slower_lustre_target_is_named(slow_ns: float, resource: str) -> 
     series["lustre.timeouts_total", "/s"] = grew(2)
     series["lustre.targets_unconnected_count", "/s"] = make_gauge([0, 4, 5, 10], [0, 1, 0, 0])
     got = claims(series, {"remote_io": 0.8})["storage-remote"]
-    assert got.resource == resource
+    assert (got.resource, got.resource_facts.name or got.resource) == (resource, "/s")
     assert evidence(got)["lustre.timeouts_total"] == 2
     assert evidence(got)["lustre.targets_unconnected_count"] == 1
 
@@ -278,7 +279,7 @@ def test_volume_traffic_is_not_counted_again_for_its_disks() -> None:
     claimed = claims(series, {"block_io": 0.6}, job(500 * MIB), raid)
     assert shares(claimed) == {"storage-local": 0.6}
     got = claimed["storage-local"]
-    assert got.resource == "md0 (sda, sdb)"
+    assert (got.resource, got.resource_facts) == ("md0 (sda, sdb)", ResourceFacts(name="md0"))
     # the wait of 1 s has a tenth of all
     assert evidence(got) == {
         "worker.blocked_ratio": 0.6,

@@ -21,7 +21,7 @@ def whole(path: Path) -> tuple[bytes, str]:
     return data, source.damage
 
 
-def test_plain_gzip_and_two_gzips_in_one_file(tmp_path: Path) -> None:
+def test_plain_and_concatenated_gzip_files_are_read(tmp_path: Path) -> None:
     plain, packed, twice = (tmp_path / name for name in ("a.json", "a.gz", "b.gz"))
     plain.write_bytes(TEXT)
     packed.write_bytes(gzip.compress(TEXT))
@@ -31,7 +31,7 @@ def test_plain_gzip_and_two_gzips_in_one_file(tmp_path: Path) -> None:
     assert source.head == TEXT[: 64 << 10] and source.file == packed
 
 
-def test_the_members_of_a_zip_are_sources_of_their_own(tmp_path: Path) -> None:
+def test_each_zip_member_is_a_separate_source(tmp_path: Path) -> None:
     path = tmp_path / "traces.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rank0.json", TEXT)
@@ -42,7 +42,7 @@ def test_the_members_of_a_zip_are_sources_of_their_own(tmp_path: Path) -> None:
     assert {source.file for source in sources} == {path}
 
 
-def test_what_is_cut_off_or_damaged_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_damaged_gzip_is_read_up_to_the_damage(tmp_path: Path) -> None:
     packed = gzip.compress(TEXT)
     cut, broken = tmp_path / "cut.gz", tmp_path / "broken.gz"
     cut.write_bytes(packed[: len(packed) // 2])
@@ -54,14 +54,14 @@ def test_what_is_cut_off_or_damaged_is_read_up_to_there(tmp_path: Path) -> None:
     assert damage.startswith("damaged after ")
 
 
-def test_a_damaged_zip_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     path.write_bytes(b"PK\x03\x04" + b"\0" * 40)
     with pytest.raises(UsageError, match=r"damaged zip"):
         list(open_sources(path))
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\0" * (80 << 20), 9))
     (source,) = open_sources(path)
@@ -100,7 +100,7 @@ def test_bytes_that_only_begin_like_utf_16_are_unchanged(tmp_path: Path) -> None
         assert source.head == data
 
 
-def test_a_sample_of_text_has_a_bound_and_comes_from_the_whole_file(tmp_path: Path) -> None:
+def test_a_text_sample_is_bounded_and_covers_the_file(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     lines = b"".join(b"%07d\n" % number for number in range(1 << 20))  # 8 MiB
     path.write_bytes(lines)

@@ -9,6 +9,7 @@ import pytest
 
 from clusterprof.analysis.importers.core.columns import BusyCounter, SpanTable, pack_column
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 
 
 @pytest.mark.parametrize(
@@ -28,11 +29,11 @@ def test_a_column_is_as_narrow_as_its_numbers(values: list[int], dtype: type) ->
     assert made.dtype == dtype and made.tolist() == values
 
 
-def test_one_number_everywhere_is_one_number() -> None:
+def test_a_constant_column_is_packed_as_a_number() -> None:
     assert pack_column([7, 7, 7]) == 7 and pack_column(9) == 9 and pack_column([]) == 0
 
 
-def test_spans_come_back_as_they_were_added_and_by_their_ends() -> None:
+def test_spans_are_returned_in_order_of_their_ends() -> None:
     spans = SpanTable()
     wide = 1 << 62
     assert spans.add([10, 0], [20, 5], layout.STEP, [1, 2], 2, wide, [-wide, wide]) == 0
@@ -40,7 +41,7 @@ def test_spans_come_back_as_they_were_added_and_by_their_ends() -> None:
     assert spans.add([1, 2], 20, layout.COLLECTIVE, 8, [0, 1], -1, 0) == 2
     # The measures name rows 3 and 2; by their ends these are the 3rd and the 2nd.
     assert spans.add([2, 1], [20, 19], layout.EXPOSED_COLLECTIVE, [3, 2], 4, 0, 0) == 4
-    assert spans.to_array().T.tolist()[0] == [10, 20, layout.STEP, 1, 2, wide, -wide]
+    assert read_span_table(spans).T.tolist()[0] == [10, 20, layout.STEP, 1, 2, wide, -wide]
     assert spans.bounds_ns() == [0, 20]
     ordered = spans.in_order()
     assert ordered.next_ns(6) == [19] and ordered.next_ns(21) == []
@@ -58,7 +59,7 @@ def test_spans_come_back_as_they_were_added_and_by_their_ends() -> None:
     assert ordered.between(21, 99)[1].size == 0
 
 
-def test_busy_time_is_read_at_every_edge_whatever_the_slices() -> None:
+def test_busy_time_edges_are_independent_of_the_slices() -> None:
     busy = BusyCounter("x", "gpu0", np.array([10, 15, 40]), np.array([5, 3, 2]), 0, 50)
     edges = [(0, 0), (10, 0), (15, 5), (18, 8), (40, 8), (42, 10), (50, 10)]
     assert busy.bounds_ns() == (0, 50)
@@ -78,6 +79,6 @@ def test_busy_time_is_read_at_every_edge_whatever_the_slices() -> None:
     ]
 
 
-def test_a_device_that_never_worked_is_read_twice() -> None:
+def test_an_idle_device_has_two_readings() -> None:
     busy = BusyCounter("x", "gpu0", np.zeros(0, np.int64), 0, 5, 9)
     assert [array.tolist() for array in busy.between(0, 10)] == [[5, 9], [0, 0]]

@@ -36,7 +36,7 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
     return {t for start, end in pairs for t in range(start, end)}
 
 
-def test_a_union_is_sorted_and_apart_and_gaps_are_the_rest() -> None:
+def test_merged_intervals_are_disjoint_and_gaps_are_the_rest() -> None:
     busy = merge_intervals(*intervals_of((50, 60), (10, 20), (15, 30), (30, 35), (12, 13), (7, 7)))
     assert pairs_of(busy) == [(10, 35), (50, 60)]
     assert pairs_of(find_gaps(busy, 0, 70)) == [(0, 10), (35, 50), (60, 70)]
@@ -44,14 +44,14 @@ def test_a_union_is_sorted_and_apart_and_gaps_are_the_rest() -> None:
     assert pairs_of(find_gaps(merge_intervals(*intervals_of()), 3, 9)) == [(3, 9)]
 
 
-def test_what_an_operation_shares_with_other_work_is_not_exposed() -> None:
+def test_overlap_with_other_work_is_not_exposed_time() -> None:
     other = merge_intervals(*intervals_of((10, 20), (40, 45)))
     start, end = intervals_of((0, 15), (20, 40), (12, 18), (30, 60))
     assert measure_overlap(start, end, other).tolist() == [5, 0, 6, 5]
     assert compute_exposed_ns(start, end, other).tolist() == [10, 20, 0, 25]
 
 
-def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap() -> None:
+def test_a_late_launch_lasts_until_its_call_returns() -> None:
     cases = [
         # gap, call, whether the call returns only after its work; until when the host was late
         ((10_000, 20_000), (9_000, 15_000), False, 15_000),
@@ -76,7 +76,7 @@ def test_the_host_is_late_until_the_call_is_over_that_launches_what_ends_the_gap
 
 
 @given(SOME, SOME)
-def test_they_are_sets_of_nanoseconds(
+def test_interval_operations_agree_with_sets_of_nanoseconds(
     rows: list[tuple[int, int]], two: list[tuple[int, int]]
 ) -> None:
     a, b = merge_intervals(*intervals_of(*rows)), merge_intervals(*intervals_of(*two))

@@ -16,20 +16,20 @@ def side(key: int, *rows: tuple[int, int], operation: int = 1) -> OperationSeque
     return OperationSequence(key, start, end, np.full(start.size, operation, np.int64))
 
 
-def test_rows_that_overlap_are_one_operation() -> None:
+def test_overlapping_rows_of_ranks_are_matched() -> None:
     early = side(0, (0, 110), (200, 310), (400, 510))
     late = side(1, (100, 111), (300, 311), (500, 511))
     assert match_operations([early, late]) == [MatchedGroup((0, 1), (0, 0))]
 
 
-def test_a_side_that_began_later_begins_with_a_later_number() -> None:
+def test_a_later_recorded_rank_starts_with_a_later_number() -> None:
     whole = side(0, *((100 * n, 100 * n + 10) for n in range(8)))
     cut = side(1, *((100 * n + 5, 100 * n + 10) for n in range(2, 9)))
     assert match_operations([whole, cut]) == [MatchedGroup((0, 1), (0, 2))]
     assert match_operations([cut, whole]) == [MatchedGroup((0, 1), (2, 0))]
 
 
-def test_teams_that_never_meet_are_two_groups_and_one_alone_is_none() -> None:
+def test_ranks_without_overlap_form_separate_groups() -> None:
     first = [side(rank, (0, 10), (100, 110), (200, 210)) for rank in (0, 1)]
     second = [side(rank, (50, 60), (150, 160), (250, 260)) for rank in (0, 1)]
     alone = side(2, (30, 40), (130, 140), (230, 240))
@@ -39,7 +39,7 @@ def test_teams_that_never_meet_are_two_groups_and_one_alone_is_none() -> None:
     ]
 
 
-def test_another_operation_at_the_same_time_is_another_one() -> None:
+def test_simultaneous_operations_of_different_kinds_are_not_matched() -> None:
     assert (
         match_operations([side(0, (0, 10), (20, 30)), side(1, (0, 10), (20, 30), operation=2)])
         == []

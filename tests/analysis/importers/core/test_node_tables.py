@@ -41,12 +41,12 @@ def made() -> NodeTables:
     return node
 
 
-def test_a_group_has_the_number_the_probe_gives_it() -> None:
+def test_group_numbers_equal_those_of_the_probe() -> None:
     assert group_number([9, 0, 4]) == number_of([0, 4, 9])
     assert group_number("tp") != group_number("dp")
 
 
-def test_header_and_opening_say_who_and_what() -> None:
+def test_header_and_first_records_identify_host_and_rank() -> None:
     node = made()
     header = node.header()
     assert header.node["hostname"] == header.node["display"] == "dgx-07"
@@ -60,7 +60,7 @@ def test_header_and_opening_say_who_and_what() -> None:
     assert announced.attributes == {"pid": 4711, "group": number_of([1, 3]), "ranks": [1, 3]}
 
 
-def test_records_come_by_the_second_in_order() -> None:
+def test_records_are_ordered_by_second() -> None:
     slices = list(made().records())[1:]
     first = [
         min(r.t_ns[0] if isinstance(r, Columns) else 9 * S for r in slice_) for slice_ in slices
@@ -76,7 +76,7 @@ def test_records_come_by_the_second_in_order() -> None:
     assert spans[0].columns["a"][1] == 1 and spans[0].columns["b"][1] == S // 2
 
 
-def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> None:
+def test_a_written_node_is_read_back_with_rank_and_device(tmp_path: Path) -> None:
     node = made()
     write_node(tmp_path / "n", node.header(), node.records())
     (chunk,) = NodeLoader(tmp_path / "n").chunks()
@@ -90,7 +90,7 @@ def test_written_and_read_back_it_is_a_rank_with_a_device(tmp_path: Path) -> Non
     assert rank.main.get_spans(StepSpans).step.tolist() == [7, 8]
 
 
-def test_an_hour_of_silence_is_passed_over() -> None:
+def test_a_silent_hour_adds_no_records() -> None:
     node = NodeTables("", "x")
     node.add_series("gpu.busy_ratio", "0", [0, 3600 * S], [0.0, 1.0])
     # The opening, a slice for each reading, and the end.
@@ -98,12 +98,12 @@ def test_an_hour_of_silence_is_passed_over() -> None:
     assert node.header().node["display"] == "unknown-host"
 
 
-def test_groups_with_the_same_members_have_numbers_of_their_own_as_in_the_probe() -> None:
+def test_groups_with_equal_members_get_distinct_numbers() -> None:
     numbers = number_groups({"0": [0, 1], "1": [2, 3], "2": [1, 0]})
     assert numbers == {"0": number_of([0, 1]), "1": number_of([2, 3]), "2": number_of([0, 1], "2")}
 
 
-def test_nothing_at_all_is_a_recording_of_nothing(tmp_path: Path) -> None:
+def test_an_empty_node_makes_an_empty_recording(tmp_path: Path) -> None:
     node = NodeTables("a", "x")
     write_node(tmp_path / "n", node.header(), node.records())
     assert NodeLoader(tmp_path / "n").facts().first_ns == 0

@@ -43,7 +43,7 @@ def table_of(count: int) -> StackTable:
     return table
 
 
-def test_a_stretch_lasts_while_the_stack_does_not_change() -> None:
+def test_an_interval_lasts_while_the_stack_is_unchanged() -> None:
     table = table_of(3)
     # main 0..10, augment 1..6 in it, resize 2..4 in that, and augment again 6..7, back to back
     calls = ((0, 10, 0), (1, 6, 1), (2, 4, 2), (6, 7, 1), (20, 21, 0))
@@ -57,7 +57,7 @@ def test_a_stretch_lasts_while_the_stack_does_not_change() -> None:
     ]
 
 
-def test_calls_are_cut_to_the_window_and_unknown_ones_are_transparent() -> None:
+def test_calls_are_trimmed_to_the_window_and_unknown_calls_skipped() -> None:
     table = table_of(2)
     start, end, place = columns((0, 10, 0), (2, 8, -1), (3, 5, 1))
     built = build_stretches(table, start, end, place, (1, 4))
@@ -68,7 +68,7 @@ def test_calls_are_cut_to_the_window_and_unknown_ones_are_transparent() -> None:
     assert not build_stretches(table, start, end, place, (20, 30)).start.size
 
 
-def test_a_long_stretch_becomes_even_samples_in_their_middles() -> None:
+def test_a_long_interval_becomes_evenly_spaced_samples() -> None:
     stretches = Stretches(*columns((0, 24 * MS, 7), (30 * MS, 34 * MS, 8)))
     t_ns, stack, interval = draw_samples(stretches)
     assert (t_ns // MS).tolist() == [4, 12, 20, 32]
@@ -76,7 +76,7 @@ def test_a_long_stretch_becomes_even_samples_in_their_middles() -> None:
     assert (interval // MS).tolist() == [8, 8, 8, 4]
 
 
-def test_short_stretches_keep_their_share_of_the_time() -> None:
+def test_short_intervals_keep_their_share_of_the_time() -> None:
     # 10,000 times 30 us in 1, then 10 us in 2: 75 and 25 %; none is as long as 50 us.
     start = np.arange(10_000) * 40_000
     both = np.sort(np.concatenate([start, start + 30_000]))
@@ -87,7 +87,7 @@ def test_short_stretches_keep_their_share_of_the_time() -> None:
     assert interval[drawn == 2].sum() / interval.sum() == pytest.approx(0.25, abs=0.02)
 
 
-def test_more_samples_than_allowed_stand_for_longer_times() -> None:
+def test_the_sample_limit_lengthens_the_sample_interval() -> None:
     stretches = Stretches(*columns((0, 1000 * MS, 1)))
     t_ns, _, interval = draw_samples(stretches, max_samples=30)
     assert t_ns.size == 25 and set(interval.tolist()) == {40 * MS}
@@ -96,7 +96,7 @@ def test_more_samples_than_allowed_stand_for_longer_times() -> None:
     assert t_ns.size <= stacks.MAX_SAMPLES and interval.sum() == century.end[0]
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_kept() -> None:
+def test_a_deep_stack_keeps_its_innermost_frames() -> None:
     table = table_of(100)
     stack = 0
     for place in range(100):
@@ -110,7 +110,7 @@ def test_of_a_deep_stack_the_innermost_frames_are_kept() -> None:
     assert names == [f"f{place}" for place in range(36, 100)]
 
 
-def test_a_full_table_knows_no_further_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_stack_table_adds_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "MAX_STACKS", 2)
     table = table_of(3)
     assert [table.add_frames(frames) for frames in ([0], [0, 1], [0, 1, 2], [2], [0, 1])] == [

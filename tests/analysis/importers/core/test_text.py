@@ -21,5 +21,5 @@ from clusterprof.analysis.importers.core.text import name_trace
         ("plain", "plain"),
     ],
 )
-def test_only_the_endings_of_formats_and_timestamps_are_cut(file: str, name: str) -> None:
+def test_trace_names_lose_format_suffixes_and_timestamps(file: str, name: str) -> None:
     assert name_trace(Path("folder") / file) == name

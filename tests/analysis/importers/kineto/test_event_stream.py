@@ -36,7 +36,7 @@ def block(*events: dict[str, Any]) -> bytes:
     return json.dumps(events).encode()
 
 
-def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
+def test_common_events_are_decoded_with_their_kind() -> None:
     result = CommonEventDecoder(classify.Kinds()).events(
         block(
             make_event("cpu_op", "aten::add", 1, 2, args={"External id": "no number"}),
@@ -67,14 +67,14 @@ def test_usual_events_say_their_kind_and_what_is_asked_of_them() -> None:
         {"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1},
     ],
 )
-def test_a_block_with_anything_unusual_is_left_to_others(odd: dict[str, Any]) -> None:
+def test_a_block_with_an_unusual_event_is_not_decoded(odd: dict[str, Any]) -> None:
     assert (
         CommonEventDecoder(classify.Kinds()).events(block(make_device_event("gemm", 1, 1, 1), odd))
         is None
     )
 
 
-def test_names_that_come_often_are_learned() -> None:
+def test_frequent_event_names_are_cached() -> None:
     reader = CommonEventDecoder(classify.Kinds())
     few = block(make_device_event("gemm", 1, 1, 1), make_device_event("ncclKernel", 2, 1, 2))
     many = block(*[make_device_event("gemm", n, 1, n) for n in range(600)])
@@ -106,7 +106,7 @@ def all_of(path: Path) -> tuple[list[str], dict[str, int]]:
     return [repr(value) for batch in node.records() for value in batch], dict(account.read)
 
 
-def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
+def test_the_common_and_general_decoders_give_equal_results(tmp_path: Path) -> None:
     plain = write_trace(tmp_path, json.dumps({"traceEvents": trace()}), "rank0.json")
     odd = {"ph": "i", "name": "no category", "ts": 1, "pid": 1, "tid": 1}
     other = write_trace(tmp_path, json.dumps({"traceEvents": [*trace(), odd]}), "rank00.json")
@@ -115,7 +115,7 @@ def test_what_is_usual_and_what_is_not_gives_the_same(tmp_path: Path) -> None:
     assert all_of(plain) == all_of(other)
 
 
-def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+def test_sliced_tables_give_the_same_result(tmp_path: Path, monkeypatch: Any) -> None:
     path = write_trace(tmp_path, json.dumps({"traceEvents": trace()}))
     at_once = all_of(path)
     monkeypatch.setattr(event_columns, "ROWS_PER_SLICE", 4)
@@ -128,7 +128,7 @@ def test_tables_in_pieces_give_what_they_give_at_once(tmp_path: Path, monkeypatc
     assert len(list_spans(node, layout.STEP)) == 3
 
 
-def test_a_column_holds_what_any_piece_holds() -> None:
+def test_a_column_holds_the_values_of_all_pieces() -> None:
     values = [np.array([5, 5]), np.array([1 << 40, -3]), np.array([], np.int64), np.array([7])]
     column = Column()
     for value in values:
@@ -143,7 +143,7 @@ def test_a_column_holds_what_any_piece_holds() -> None:
     assert Column().minimum() is None and not Column().result().size
 
 
-def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
+def test_covered_time_is_independent_of_chunk_size() -> None:
     start = np.array([0, 2, 4, 10, 10, 15, 20])
     end = np.array([3, 9, 5, 10, 12, 20, 21])
     for size in range(1, 8):
@@ -157,7 +157,7 @@ def test_what_is_covered_does_not_depend_on_where_it_is_cut() -> None:
     assert [chunk.size for chunk in join_sorted_chunks([])] == [0, 0]
 
 
-def test_messages_are_numbered_by_sort_and_partner_beside_the_operations_of_all() -> None:
+def test_messages_are_numbered_by_kind_and_peer() -> None:
     send, recv, all_ = layout.SEND, layout.RECV, layout.ALL_REDUCE
     operation = np.array([send, send, recv, send, all_, all_, send])
     peer = np.array([1, 2, 1, 1, -1, -1, -1])

@@ -76,13 +76,13 @@ def notes_of(finding: Finding) -> list[str]:
     return [item.note for item in finding.evidence]
 
 
-def test_a_host_that_does_nothing_in_sight_is_not_launching(tmp_path: Path) -> None:
+def test_gaps_without_host_events_are_unattributed(tmp_path: Path) -> None:
     report = report_of(steps(lambda number, at: ()), tmp_path)
     assert ms_of(report) == {"unattributed": 4 * 70.0}
     assert not [f for f in report.findings if not f.outside_steps]
 
 
-def test_a_host_that_launches_all_the_time_is_launch_bound(tmp_path: Path) -> None:
+def test_a_constantly_launching_host_is_launch_bound(tmp_path: Path) -> None:
     def launches(number: int, at: float) -> Events:
         for index in range(140):  # every half millisecond, kernels of 1 us
             link = 1000 + 200 * number + index
@@ -96,7 +96,7 @@ def test_a_host_that_launches_all_the_time_is_launch_bound(tmp_path: Path) -> No
     assert ms_of(report).get("unattributed", 0.0) < 4 * 0.6
 
 
-def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path) -> None:
+def test_freeing_memory_in_every_step_is_a_separate_cause(tmp_path: Path) -> None:
     report = report_of(
         steps(lambda number, at: [make_runtime_call("hipFree", at + 15 * MS, 60 * MS)]), tmp_path
     )
@@ -110,7 +110,7 @@ def test_memory_that_is_freed_in_every_step_is_a_cause_of_its_own(tmp_path: Path
 
 
 @pytest.mark.parametrize(("frees", "is_uncached"), [(60, True), (49, False)])
-def test_an_allocator_that_keeps_no_block_is_switched_on(
+def test_enabling_caching_is_advised_for_an_uncached_allocator(
     frees: int, is_uncached: bool, tmp_path: Path
 ) -> None:
     """Each step obtains 60 blocks; growing segments help only an allocator that keeps blocks."""
@@ -148,7 +148,7 @@ WARM = {
 
 
 @pytest.mark.parametrize("events", WARM.values(), ids=WARM)
-def test_what_happens_once_is_warm_up(events: Events, tmp_path: Path) -> None:
+def test_host_work_of_the_first_step_alone_is_warm_up(events: Events, tmp_path: Path) -> None:
     report = report_of(steps(lambda number, at: () if number else events), tmp_path)
     assert ms_of(report)["warm-up"] == pytest.approx(40.0)
     assert "launch-bound" not in ms_of(report) and "memory-free" not in ms_of(report)
@@ -163,9 +163,7 @@ MEMORY = {"cudaFree": "memory-free", "cudaHostAlloc": "memory-free", "cudaMalloc
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_memory_calls_in_the_first_step_of_the_trace_are_no_warm_up(
-    name: str, tmp_path: Path
-) -> None:
+def test_memory_calls_of_the_first_step_are_not_warm_up(name: str, tmp_path: Path) -> None:
     """The allocator runs out of memory once: the device has worked before, nothing is loaded."""
 
     def allocates(number: int, at: float) -> Events:
@@ -191,7 +189,7 @@ def test_memory_calls_before_the_first_launches_set_the_device_up(tmp_path: Path
     assert (lost["warm-up"], lost["memory-free"]) == pytest.approx((40.0, 20.0))
 
 
-def test_slow_launches_in_every_step_are_no_warm_up(tmp_path: Path) -> None:
+def test_slow_launches_in_every_step_are_not_warm_up(tmp_path: Path) -> None:
     trace = steps(
         lambda number, at: [
             make_runtime_call("cudaGraphLaunch", at + 20 * MS, 40 * MS, 900 + number)
@@ -230,7 +228,9 @@ def test_the_function_that_prepares_data_is_named(tmp_path: Path) -> None:
         ("torch/utils/data/_utils/collate.py(5): default_collate", "cpu-preprocess"),
     ],
 )
-def test_what_a_function_does_is_the_cause(inner: str, cause: str, tmp_path: Path) -> None:
+def test_the_innermost_function_determines_the_cause(
+    inner: str, cause: str, tmp_path: Path
+) -> None:
     def runs(number: int, at: float) -> Events:
         return [
             function("torch/nn/modules/module.py(1): _call_impl", at, 100 * MS),
@@ -257,7 +257,7 @@ def test_reading_inside_of_loading_data_is_a_wait_for_data(tmp_path: Path) -> No
     }
 
 
-def test_a_copy_is_charged_with_what_it_covers(tmp_path: Path) -> None:
+def test_a_blocking_copy_call_counts_as_device_sync(tmp_path: Path) -> None:
     def copies(number: int, at: float) -> Events:  # 60 bytes, and a call of 60 ms around them
         link = 500 + number
         yield make_runtime_call("hipMemcpyWithStream", at + 12 * MS, 60 * MS, link)
@@ -271,7 +271,7 @@ def test_a_copy_is_charged_with_what_it_covers(tmp_path: Path) -> None:
     assert lost["h2d-sync"] == pytest.approx(4 * 60.0, rel=0.01)  # a wait in a blocking call
 
 
-def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
+def test_exposed_copies_count_as_lost_time(tmp_path: Path) -> None:
     def copies(
         number: int, at: float
     ) -> Events:  # from 20 to 70 ms, the last 10 ms from the device
@@ -305,7 +305,7 @@ def test_copies_that_nothing_hides_are_lost(tmp_path: Path) -> None:
     }
 
 
-def test_a_rank_alone_has_no_peers(tmp_path: Path) -> None:
+def test_collectives_of_a_rank_without_peers_are_not_lost(tmp_path: Path) -> None:
     def reduces(number: int, at: float) -> Events:
         yield make_device_event(
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", at + 10 * MS, 70 * MS, 700
@@ -315,7 +315,7 @@ def test_a_rank_alone_has_no_peers(tmp_path: Path) -> None:
     assert ms_of(report) == {}  # the kernel works for this rank alone
 
 
-def test_a_host_that_runs_ahead_has_steps_as_long_as_its_device_works(tmp_path: Path) -> None:
+def test_steps_of_a_host_running_ahead_last_like_device_work(tmp_path: Path) -> None:
     events = []
     for number in range(4):  # 2 ms of launching each, 100 ms of work each
         events += [
@@ -328,7 +328,7 @@ def test_a_host_that_runs_ahead_has_steps_as_long_as_its_device_works(tmp_path: 
     assert report.lost_ns == 1_000_000
 
 
-def test_steps_of_a_host_that_runs_ahead_end_with_the_work_launched_in_them(tmp_path: Path) -> None:
+def test_steps_of_a_host_running_ahead_end_with_their_work(tmp_path: Path) -> None:
     events = []
     for number, work in enumerate((50, 100, 300)):  # 2 ms of launching, then work of 50, 100, 300
         events += [
@@ -342,7 +342,7 @@ def test_steps_of_a_host_that_runs_ahead_end_with_the_work_launched_in_them(tmp_
     assert {m.name: m.value for m in report.metrics}["step.p50_ns"] == 100_000_000
 
 
-def test_a_wait_for_data_before_the_first_step_belongs_to_no_step(tmp_path: Path) -> None:
+def test_data_waits_before_the_first_step_are_excluded(tmp_path: Path) -> None:
     def loads(number: int, at: float) -> Events:
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         return [make_event("user_annotation", name, at + 20 * MS, 10 * MS)]
@@ -354,9 +354,7 @@ def test_a_wait_for_data_before_the_first_step_belongs_to_no_step(tmp_path: Path
     assert ratio == pytest.approx((4 * 10 + 5) / 400)
 
 
-def test_operators_are_launching_and_those_that_compute_on_the_host_are_named(
-    tmp_path: Path,
-) -> None:
+def test_launching_and_host_computing_operators_are_separated(tmp_path: Path) -> None:
     def runs(number: int, at: float) -> Events:
         link = 700 + number
         yield make_event("cpu_op", "aten::mul", at + 10 * MS, 30 * MS)
@@ -401,7 +399,7 @@ def test_operators_that_launch_nothing_are_overhead_near_launches_only(
     assert sum(reasons) == pytest.approx(4 * on_host_ms, abs=0.2)
 
 
-def test_operators_while_data_are_prepared_are_preprocessing(tmp_path: Path) -> None:
+def test_operators_during_data_preparation_count_as_preprocessing(tmp_path: Path) -> None:
     def prepares(number: int, at: float) -> Events:
         yield function("app/data.py(3): load_batch", at + 20 * MS, 50 * MS)
         yield make_event("cpu_op", "aten::index", at + 30 * MS, 30 * MS)
@@ -410,7 +408,7 @@ def test_operators_while_data_are_prepared_are_preprocessing(tmp_path: Path) -> 
     assert ms_of(report) == {"cpu-preprocess": 4 * 50.0, "unattributed": 4 * 20.0}
 
 
-def test_work_of_an_unknown_launch_waited_for_the_operators(tmp_path: Path) -> None:
+def test_gaps_before_uncorrelated_kernels_go_to_operators(tmp_path: Path) -> None:
     def runs(number: int, at: float) -> Events:  # the kernel at 60 ms has no correlation
         yield make_event("cpu_op", "aten::add", at + 5 * MS, 54 * MS)
         yield make_runtime_call("cudaLaunchKernel", at + 50 * MS, 10, 900 + number)
@@ -421,7 +419,7 @@ def test_work_of_an_unknown_launch_waited_for_the_operators(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("launches_near", [True, False])
-def test_python_of_the_model_between_launches_is_launching_and_named(
+def test_model_python_between_launches_counts_as_launching(
     tmp_path: Path, launches_near: bool
 ) -> None:
     """With launches every 15 ms the hooks are overhead; with none for 70 ms they are work."""
@@ -496,11 +494,11 @@ def test_communication_that_outlasts_the_steps_counts_until_their_end(tmp_path: 
         ("void gemm(ncclComm*)", classify.KERNEL),
     ],
 )
-def test_communication_kernels_by_name(name: str, kind: int) -> None:
+def test_communication_kernels_are_recognized_by_name(name: str, kind: int) -> None:
     assert classify.Kinds()["kernel"][name] == kind
 
 
-def test_the_innermost_function_decides() -> None:
+def test_host_time_goes_to_the_innermost_function() -> None:
     # main 0..100: preprocess 10..60 (in it read 20..30, helper 40..50), torch 70..90 (sleep 75..80)
     rows = (
         (0, 100, classify.FUNCTION, 0),
@@ -528,7 +526,7 @@ def test_the_innermost_function_decides() -> None:
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_a_fused_optimizer_is_advised_where_one_was_seen(tmp_path: Path, trains: bool) -> None:
+def test_a_fused_optimizer_is_advised_only_for_training(tmp_path: Path, trains: bool) -> None:
     """A window of a few steps: of training with optimizer steps, and of inference."""
 
     def launches(number: int, at: float) -> Events:

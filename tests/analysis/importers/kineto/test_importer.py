@@ -41,7 +41,7 @@ LATE = [
 ]
 
 
-def test_a_device_is_busy_while_any_stream_is_and_late_gaps_are_the_hosts(tmp_path: Path) -> None:
+def test_busy_time_merges_streams_and_late_launches_are_found(tmp_path: Path) -> None:
     (node,), account = import_trace(
         write_trace(tmp_path, make_trace(LATE, distributedInfo={"rank": 3}))
     )
@@ -77,7 +77,7 @@ OLD = {
 }
 
 
-def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
+def test_old_category_names_and_bare_lists_are_read(tmp_path: Path) -> None:
     old = [{**entry, "cat": OLD[entry["cat"]], "tid": str(entry["tid"])} for entry in LATE]
     new = import_trace(write_trace(tmp_path, make_trace(LATE)))[0][0]
     listed = import_trace(
@@ -88,7 +88,7 @@ def test_old_names_and_the_bare_list_say_the_same(tmp_path: Path) -> None:
         assert list_spans(listed[0], kind) == list_spans(new, kind)
 
 
-def test_packed_files_say_the_same(tmp_path: Path) -> None:
+def test_compressed_traces_give_the_same_result(tmp_path: Path) -> None:
     text = make_trace(LATE)
     plain = import_trace(write_trace(tmp_path, text))[0][0]
     packed = import_trace(write_trace(tmp_path, gzip.compress(text.encode()), "rank0.json.gz"))[0][
@@ -100,7 +100,7 @@ def test_packed_files_say_the_same(tmp_path: Path) -> None:
     assert list_busy_ns(plain) == list_busy_ns(packed) == list_busy_ns(zipped)
 
 
-def test_waits_for_data_and_what_was_computed_in_them(tmp_path: Path) -> None:
+def test_data_waits_are_read_with_their_computation(tmp_path: Path) -> None:
     name = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
     trace = [
         make_step(1, 0, 1000),
@@ -122,7 +122,7 @@ def test_waits_for_data_and_what_was_computed_in_them(tmp_path: Path) -> None:
     assert account.skipped["waits for data outside the training thread"] == 1
 
 
-def test_waits_for_the_device_copies_and_memory(tmp_path: Path) -> None:
+def test_device_waits_copies_and_memory_calls_are_read(tmp_path: Path) -> None:
     trace = [
         make_step(1, 0, 20_000),
         make_runtime_call("cudaMemcpyAsync", 100, 400, 1),
@@ -168,7 +168,7 @@ SAYS = {
 }
 
 
-def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
+def test_collectives_are_read_with_their_exposed_time(tmp_path: Path) -> None:
     trace = [
         make_step(1, 0, 100),
         make_device_event("gemm", 0, 30, 1),
@@ -206,7 +206,7 @@ def test_operations_between_ranks_and_what_nothing_hid(tmp_path: Path) -> None:
     assert measure_idle_ns(node, 0, 100 * US) == 5 * US
 
 
-def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) -> None:
+def test_collectives_without_sequence_numbers_are_numbered_by_kind(tmp_path: Path) -> None:
     trace = [
         make_step(1, 0, 100),
         make_device_event("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", 10, 10, 1),
@@ -229,7 +229,7 @@ def test_operations_that_do_not_say_which_are_matched_by_kind(tmp_path: Path) ->
     assert "across ranks by their order" in account.notes[0]
 
 
-def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path) -> None:
+def test_sequence_numbers_are_kept_if_all_operations_have_numbers(tmp_path: Path) -> None:
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
     trace = [make_step(1, 0, 100)] + [
         make_device_event(name, 10 * n, 5, n, **SAYS, Seq=70 + n) for n in (1, 2, 3)
@@ -247,7 +247,7 @@ def test_sequence_numbers_are_kept_where_every_operation_has_one(tmp_path: Path)
         ("trace.json", {}, None),
     ],
 )
-def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
+def test_the_rank_comes_from_the_trace_or_the_file_name(
     tmp_path: Path, name: str, beside: dict, rank: int | None
 ) -> None:
     (node,), account = import_trace(write_trace(tmp_path, make_trace(LATE, **beside), name))
@@ -256,15 +256,13 @@ def test_the_rank_is_recognized_by_the_trace_else_by_its_name(
     assert is_noted == ("distributedInfo" not in beside)
 
 
-def test_hosts_are_recognized_by_names_of_tensorboard_files_with_the_traces_own_pid(
-    tmp_path: Path,
-) -> None:
+def test_host_names_are_taken_from_tensorboard_file_names(tmp_path: Path) -> None:
     named = write_trace(tmp_path, make_trace(LATE), "node-07_100.1712170298379.pt.trace.json")
     other = write_trace(tmp_path, make_trace(LATE), "node-07_101.1712170298379.pt.trace.json")
     assert [import_trace(path)[0][0].name for path in (named, other)] == ["node-07", ""]
 
 
-def test_clocks_count_from_1970_from_a_base_or_from_nothing_known(tmp_path: Path) -> None:
+def test_the_wall_clock_offset_is_known_or_missing(tmp_path: Path) -> None:
     base = make_trace(LATE, baseTimeNanoseconds=1_700_000_000_000_000_000)
     since = make_trace([{**entry, "ts": entry["ts"] + 1.7e15} for entry in LATE])
     wall = [
@@ -275,7 +273,7 @@ def test_clocks_count_from_1970_from_a_base_or_from_nothing_known(tmp_path: Path
     assert wall == [first, first, None]
 
 
-def test_parts_of_a_microsecond_count(tmp_path: Path) -> None:
+def test_fractions_of_a_microsecond_are_kept(tmp_path: Path) -> None:
     trace = [
         make_step(1, 0, 10),
         make_device_event("gemm", 1.001, 2.002, 1),
@@ -285,7 +283,7 @@ def test_parts_of_a_microsecond_count(tmp_path: Path) -> None:
     assert list_busy_ns(node)[1:5] == [(1001, 0), (3003, 2002), (4500, 2002), (5268, 2770)]
 
 
-def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> None:
+def test_missing_steps_are_inferred_from_optimizer_steps(tmp_path: Path) -> None:
     work = [make_device_event("gemm", at, 50, at) for at in (10, 110, 210, 310)]
     ends = [
         make_event("user_annotation", "Optimizer.step#Adam.step", at, 10) for at in (90, 190, 290)
@@ -301,7 +299,7 @@ def test_steps_are_inferred_from_optimizers_else_all_is_one(tmp_path: Path) -> N
     assert "one step" in printed.notes[0] and "end with the optim" in also.notes[0]
 
 
-def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_each_device_of_a_trace_is_a_separate_process(tmp_path: Path) -> None:
     trace = [
         make_step(1, 0, 100),
         make_runtime_call("cudaLaunchKernel", 5, 2, 1),
@@ -324,7 +322,7 @@ def test_every_device_of_a_file_is_a_process_of_its_own(tmp_path: Path) -> None:
     assert account.notes[0].startswith("2 devices in the trace")
 
 
-def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> None:
+def test_a_trace_without_a_device_keeps_steps_and_waits(tmp_path: Path) -> None:
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     trace = [
         make_step(551, 0, 100),
@@ -338,7 +336,7 @@ def test_a_trace_without_a_device_has_its_steps_and_waits(tmp_path: Path) -> Non
     assert account.skipped["communication operations outside the training thread"] == 1
 
 
-def test_launches_without_a_kernel_say_that_the_device_was_not_recorded(tmp_path: Path) -> None:
+def test_launches_without_kernels_report_an_unrecorded_device(tmp_path: Path) -> None:
     host = [make_step(1, 0, 100), make_event("cpu_op", "aten::mul", 0, 50)]
     launches = [
         make_runtime_call("cudaLaunchKernel", 10, 5, 1),
@@ -363,5 +361,5 @@ def test_launches_without_a_kernel_say_that_the_device_was_not_recorded(tmp_path
         (b"\x00\x01", False),
     ],
 )
-def test_traces_are_recognised_by_what_stands_in_them(head: bytes, is_one: bool) -> None:
+def test_traces_are_recognised_by_their_content(head: bytes, is_one: bool) -> None:
     assert Kineto().recognizes(head, Path("x")) is is_one

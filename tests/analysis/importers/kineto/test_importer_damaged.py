@@ -77,9 +77,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("element", "reason"), BAD)
-def test_an_event_that_cannot_be_used_is_counted_and_all_others_count(
-    tmp_path: Path, element: str, reason: str
-) -> None:
+def test_unusable_events_are_skipped_and_counted(tmp_path: Path, element: str, reason: str) -> None:
     (node,), account = import_trace(write_trace(tmp_path, text_with(element)))
     assert list_busy_ns(node) == BUSY
     if element != "17":  # between objects only objects are looked for
@@ -99,7 +97,7 @@ def test_an_event_that_cannot_be_used_is_counted_and_all_others_count(
         ("a device that is none", '"ts": 1000010, "dur": 10, "args": {"device": {}}'),
     ],
 )
-def test_what_can_be_understood_of_an_odd_event_is(tmp_path: Path, name: str, more: str) -> None:
+def test_odd_but_valid_events_are_read(tmp_path: Path, name: str, more: str) -> None:
     odd = '{"ph": "X", "cat": "kernel", "name": "' + name + '", "pid": 0, "tid": 7, ' + more + "}"
     rest = [json.dumps(GOOD[i]) for i in (0, 1, 3, 4)]
     (node,), account = import_trace(
@@ -114,7 +112,7 @@ def test_bad_text_and_control_characters_in_names_change_nothing(tmp_path: Path)
     assert list_busy_ns(node) == BUSY and not account.skipped
 
 
-def test_what_looks_like_the_end_of_an_event_in_a_name_is_none(tmp_path: Path) -> None:
+def test_event_delimiters_within_names_are_ignored(tmp_path: Path) -> None:
     odd = make_event(
         "cpu_op", '}, {"ph": "X", "name": "\\', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]}
     )
@@ -138,7 +136,7 @@ class Cut:
 
 @pytest.mark.parametrize("block", [37, 300, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_blocks_may_be_cut_anywhere(block: int, indent: int | None) -> None:
+def test_events_are_read_for_any_block_size(block: int, indent: int | None) -> None:
     odd = make_event("cpu_op", '}, {"ph": "\\"', 12, 3, args={"a": [{"ph": "X"}, {"ph": 1}]})
     events = [*GOOD, odd] * 3
     text = json.dumps({"a": {"traceEvents": []}, "traceEvents": events, "z": [1]}, indent=indent)
@@ -162,7 +160,7 @@ def test_a_file_that_was_cut_off_is_read_to_the_last_whole_event(tmp_path: Path)
     assert list_spans(again, layout.STEP) == list_spans(node, layout.STEP) and account.cut
 
 
-def test_halves_are_put_together_and_order_does_not_matter(tmp_path: Path) -> None:
+def test_begin_and_end_events_are_joined_in_any_order(tmp_path: Path) -> None:
     thread = {"pid": 100, "tid": 100}
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     halves = [
@@ -176,13 +174,13 @@ def test_halves_are_put_together_and_order_does_not_matter(tmp_path: Path) -> No
     assert list_busy_ns(node) == BUSY and account.read["operators"] == 1 and not account.skipped
 
 
-def test_times_before_the_first_event_are_no_trouble(tmp_path: Path) -> None:
+def test_negative_relative_times_are_read(tmp_path: Path) -> None:
     early = [{**entry, "ts": entry["ts"] - 5_000_000} for entry in GOOD]
     (node,), _ = import_trace(write_trace(tmp_path, make_trace(early)))
     assert list_busy_ns(node) == BUSY
 
 
-def test_a_name_for_every_event_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_trace_with_too_many_event_names_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(classify, "MAX_NAMES", 10)
     names = [
         make_event("cpu_op", f"step {n}", n, 1) for n in range(10 * (classify._MAX_REFILLS + 2))
@@ -198,7 +196,7 @@ def test_an_event_without_end_is_refused(tmp_path: Path, monkeypatch: Any) -> No
         import_trace(write_trace(tmp_path, text_with()[:-2] + ',{"name": "' + "x" * 5000))
 
 
-def test_what_stands_beside_the_events_may_be_damaged(tmp_path: Path) -> None:
+def test_damaged_metadata_leaves_the_events_readable(tmp_path: Path) -> None:
     text = text_with()[1:]
     (node,), account = import_trace(write_trace(tmp_path, '{"schemaVersion": nonsense, ' + text))
     assert list_busy_ns(node) == BUSY
@@ -210,7 +208,7 @@ def test_what_stands_beside_the_events_may_be_damaged(tmp_path: Path) -> None:
     assert dict(account.skipped) == {"metadata after the events that is not JSON": 1}
 
 
-def test_elements_are_found_with_respect_to_strings() -> None:
+def test_list_elements_are_found_despite_braces_in_strings() -> None:
     text = rb' {"a": "}\"{", "b": [{}]}, {"c": "\\"} , 5, {"d": 1} ] , "e": []}'
     list_objects, end, ended = find_list_objects(text)
     assert [text[a:b] for a, b in list_objects] == [
@@ -228,6 +226,6 @@ def test_rubbish_is_not_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [{"ph": "M"}]}'])
-def test_a_trace_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_trace_without_profiler_events_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(CannotImportError, match="no event of the PyTorch profiler"):
         import_trace(write_trace(tmp_path, text))

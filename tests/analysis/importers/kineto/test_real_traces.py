@@ -56,7 +56,7 @@ def main_pid(node: NodeTables) -> int:
 
 
 @pytest.mark.parametrize(("path", "reference"), FOUND or [NONE])
-def test_idle_and_exposed_time_are_those_of_plain_arithmetic(
+def test_idle_and_exposed_time_match_interval_arithmetic(
     path: Path, reference: dict[str, Any] | None
 ) -> None:
     (node,), account = import_trace(path)
@@ -95,7 +95,7 @@ def covered(rows: list[tuple[int, ...]]) -> int:
 
 
 @pytest.mark.skipif(not FOUND, reason="no ../shared/data beside the repository")
-def test_operations_of_eight_ranks_are_the_same_on_all() -> None:
+def test_operations_of_eight_ranks_are_matched() -> None:
     collected = []
     for number in range(8):
         (node,), _ = import_trace(ROOT / FOLDERS[0] / f"rank{number}.pt.trace.json.gz")

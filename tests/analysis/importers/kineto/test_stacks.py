@@ -40,7 +40,7 @@ MS = 1_000
         ("odd", ("<built-in>", 0, "odd")),
     ],
 )
-def test_what_the_name_of_a_function_says(name: str, place: tuple[str, int, str]) -> None:
+def test_function_names_are_parsed_into_places(name: str, place: tuple[str, int, str]) -> None:
     assert parse_function_name(name) == place
 
 
@@ -57,7 +57,7 @@ def function(name: str, at: float, dur: float, **more: object) -> dict:
     return make_event("python_function", name, at, dur, **more)
 
 
-def test_each_stretch_of_the_training_thread_is_a_sample(tmp_path: Path) -> None:
+def test_each_stack_interval_of_the_training_thread_is_sampled(tmp_path: Path) -> None:
     address = " object at 0x7f0123456789>"
     events = [
         make_step(1, 0, 100 * MS),

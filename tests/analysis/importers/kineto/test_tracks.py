@@ -59,7 +59,7 @@ def test_the_device_of_an_ascend_trace_is_its_hardware_tracks(tmp_path: Path) ->
     )
 
 
-def test_names_that_come_first_or_in_an_object_say_the_same(tmp_path: Path) -> None:
+def test_event_order_and_container_leave_the_result_unchanged(tmp_path: Path) -> None:
     events = make_ascend_trace()
     device_first = sorted(events, key=lambda event: "Task Type" not in event["args"])
     for number, content in enumerate((events[::-1], device_first, {"traceEvents": events})):
@@ -90,7 +90,7 @@ def jax_trace() -> dict[str, Any]:
     return {"displayTimeUnit": "ns", "metadata": {}, "traceEvents": events}
 
 
-def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path: Path) -> None:
+def test_nested_loop_operations_count_once_and_hide_no_communication(tmp_path: Path) -> None:
     content = jax_trace()
     content["traceEvents"] += [x("0", 1, 3, 0, 100), x("1", 1, 3, 300, 100)]
     (node,), (account,) = import_files([write(tmp_path, content, "host.trace.json")])
@@ -109,7 +109,7 @@ def test_an_operation_of_a_loop_counts_once_and_hides_no_communication(tmp_path:
     assert "steps are the profile's steps; each lasts until the next begins" in (account.notes)
 
 
-def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:
+def test_program_runs_become_steps_without_step_marks(tmp_path: Path) -> None:
     content = jax_trace()
     content["traceEvents"] += [x("jit_step(8)", 1, 2, 600, 10), x("fusion", 1, 1, 600, 10)]
     (node,), _ = import_files([write(tmp_path, content, "a.trace.json")])
@@ -124,7 +124,7 @@ def test_runs_of_a_program_are_steps_if_none_are_marked(tmp_path: Path) -> None:
     ("names", "threads", "category"),
     [({9: "NPU 0 engine view"}, {(9, 1): "MME"}, ""), ({9: "whatever"}, {}, "npu_kernels")],
 )
-def test_an_accelerator_that_nothing_understands_is_refused(
+def test_unknown_accelerator_tracks_are_refused(
     tmp_path: Path, names: dict[int, str], threads: dict[tuple[int, int], str], category: str
 ) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
@@ -145,7 +145,7 @@ def test_an_accelerator_that_nothing_understands_is_refused(
     )
 
 
-def test_streams_of_another_vendor_are_read(tmp_path: Path) -> None:
+def test_device_streams_of_other_vendors_are_read(tmp_path: Path) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
     names = make_ascend_names({9: "HPU 0"}, {(9, 1): "Stream 2", (9, 2): "queue 7"})
     work = [x("gemm", 9, 1, 10, 5), x("memcpy HtoD", 9, 2, 12, 8)]
@@ -153,7 +153,7 @@ def test_streams_of_another_vendor_are_read(tmp_path: Path) -> None:
     assert list_busy_ns(node, "HPU 0")[-1] == (100 * US, 10 * US)
 
 
-def test_a_trace_without_any_accelerator_is_read_as_before(tmp_path: Path) -> None:
+def test_a_trace_without_accelerator_tracks_is_read(tmp_path: Path) -> None:
     step = {**x("ProfilerStep#1", 1, 1, 0, 100), "cat": "user_annotation"}
     names = make_ascend_names({1: "python"}, {(1, 1): "thread 1"})
     odd = {**x("thing", 1, 1, 10, 5), "cat": "my_own"}
@@ -164,7 +164,7 @@ def test_a_trace_without_any_accelerator_is_read_as_before(tmp_path: Path) -> No
     assert list_ranks(node)[0][3] == ""
 
 
-def test_roles_of_tracks() -> None:
+def test_tracks_are_classified_by_name() -> None:
     assert classify_track("/device:GPU:3", "Stream #17(Kernel)") == tracks.DEVICE
     assert classify_track("/device:GPU:3", "XLA Ops") == tracks.OPERATIONS
     assert classify_track("/device:GPU:3", "Source code") == tracks.DERIVED
@@ -174,7 +174,7 @@ def test_roles_of_tracks() -> None:
     assert classify_track("computer", "stream 7") is None
 
 
-def test_times_are_exact() -> None:
+def test_timestamps_are_converted_exactly() -> None:
     assert convert_time("1723545784434032.646") == 1_723_545_784_434_032_646
     assert convert_time(1723545784434032) == 1_723_545_784_434_032_000
     assert convert_time(12.5) == 12_500
@@ -183,7 +183,7 @@ def test_times_are_exact() -> None:
         assert convert_time(rubbish) is None
 
 
-def test_nested_events_have_their_own_time() -> None:
+def test_nested_events_are_flattened_into_own_time() -> None:
     start, end, name = (np.array(column) for column in zip((0, 100, 1), (10, 50, 2), (60, 90, 3)))
     assert list(flatten_nested(start, end, name)) == [
         (0, 10, 1),
@@ -216,7 +216,7 @@ def halve(event: dict[str, Any], letters: str, **more: Any) -> list[dict[str, An
 
 @pytest.mark.parametrize("letters", ["BE", "be"])
 @pytest.mark.parametrize("name", ["bare list", "object"])
-def test_begin_and_end_of_an_event_are_the_event(tmp_path: Path, letters: str, name: str) -> None:
+def test_begin_and_end_pairs_equal_complete_events(tmp_path: Path, letters: str, name: str) -> None:
     """Two streams of one device: 10 to 70 and 90 to 100 busy, an operation nested in another."""
     whole = [x("a", 3, 1, 10, 60), x("b", 3, 1, 20, 10), x("c", 3, 2, 50, 20), x("d", 3, 2, 90, 10)]
     halves = [
@@ -239,7 +239,7 @@ def test_begin_and_end_of_an_event_are_the_event(tmp_path: Path, letters: str, n
     assert account.skipped == {f"end without a begin event ({letters[1]})": 1}
 
 
-def test_a_trace_without_names_is_refused_with_what_has_to_be_named(tmp_path: Path) -> None:
+def test_a_trace_without_process_names_is_refused_with_advice(tmp_path: Path) -> None:
     events = halve(x("Cmpt Exec", 4, 1, 10, 60), "BE") + halve(x("Cmpt Exec", 5, 1, 0, 9), "BE")
     path = write(tmp_path, events, "allreduce.json")
     with pytest.raises(CannotImportError) as caught:
@@ -274,7 +274,7 @@ def rocprof_names(*processes: tuple[int, str]) -> list[dict[str, Any]]:
     ]
 
 
-def test_rocprof_writes_ids_as_text_and_the_device_of_a_copy_beside_it(tmp_path: Path) -> None:
+def test_rocprof_text_ids_and_copy_devices_are_read(tmp_path: Path) -> None:
     names = rocprof_names((2, "CPU HIP API"), (1, "COPY"), (6, "GPU0"), (8, "GPU2"))
     events = [
         rocprof_event("1", "CopyHostToDevice", 1_000_000, 1_020_500, **{"dev-id": "2"}),
@@ -289,7 +289,7 @@ def test_rocprof_writes_ids_as_text_and_the_device_of_a_copy_beside_it(tmp_path:
     assert list_busy_ns(node, "gpu2")[-1] == (90_000, 60_500)
 
 
-def test_a_slow_single_launch_loads_its_kernel_also_without_a_link_to_it(tmp_path: Path) -> None:
+def test_a_slow_first_launch_counts_as_warm_up(tmp_path: Path) -> None:
     names = rocprof_names((2, "CPU HIP API"), (1, "COPY"), (6, "GPU0"))
     events = [
         rocprof_event("1", "CopyHostToDevice", 1_000_000, 1_020_000, **{"dev-id": "0"}),
@@ -304,7 +304,7 @@ def test_a_slow_single_launch_loads_its_kernel_also_without_a_link_to_it(tmp_pat
     assert [span[:2] for span in work] == [(30_000, 8_030_000)]
 
 
-def test_the_first_profiler_of_pytorch_names_its_device_by_the_thread(tmp_path: Path) -> None:
+def test_legacy_pytorch_profiler_traces_are_read(tmp_path: Path) -> None:
     def function(place: str, name: str, at_us: float, length_us: float, thread: int) -> Any:
         times = {"ts": at_us, "dur": length_us}
         return {"ph": "X", "name": name, "pid": place, "tid": thread, **times, "args": {}}

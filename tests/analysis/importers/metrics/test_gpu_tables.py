@@ -17,7 +17,7 @@ S = 1_000_000_000
 T = 1_711_034_567
 
 
-def test_fields_of_dcgm_in_columns(tmp_path: Path) -> None:
+def test_dcgm_field_columns_are_read(tmp_path: Path) -> None:
     text = b"""timestamp,Hostname,gpu,DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_NAME
 1711034567,n1,0,97,612.5,H100
 1711034567,n2,0,5,70,H100
@@ -46,7 +46,7 @@ later,n1,0,1,1,H100
     }
 
 
-def test_legends_with_labels_as_heads(tmp_path: Path) -> None:
+def test_labelled_legends_are_read_as_column_heads(tmp_path: Path) -> None:
     text = (
         b'Time,"DCGM_FI_DEV_GPU_UTIL{Hostname=""n1"", gpu=""0""}",'
         b'"DCGM_FI_DEV_GPU_UTIL{Hostname=""n1"", gpu=""1""}"\n'
@@ -59,7 +59,7 @@ def test_legends_with_labels_as_heads(tmp_path: Path) -> None:
     }
 
 
-def test_amd_smi(tmp_path: Path) -> None:
+def test_amd_smi_tables_are_read(tmp_path: Path) -> None:
     text = b"""'CTRL' + 'C' to stop watching output:
 timestamp,gpu,gfx_activity,umc_activity,socket_power,gfx_0_clk,hotspot
 1711034567,0,42,1,550,2100,60
@@ -79,7 +79,7 @@ timestamp,gpu,gfx_activity,umc_activity,socket_power,gfx_0_clk,hotspot
     }
 
 
-def test_omnistat(tmp_path: Path) -> None:
+def test_omnistat_tables_are_read(tmp_path: Path) -> None:
     text = b"""metric,rocm_utilization_percentage,rocm_utilization_percentage,rocm_num_gpus
 instance,node01,node02,node01
 card,0,0,0
@@ -94,7 +94,7 @@ timestamp,,,
     }
 
 
-def test_weights_and_biases(tmp_path: Path) -> None:
+def test_weights_and_biases_logs_are_read(tmp_path: Path) -> None:
     rows = [
         {"_timestamp": T, "system.cpu": 3.0},
         {"_timestamp": T, "system.gpu.0.gpu": 88, "system.gpu.1.powerWatts": 300.5},
@@ -120,7 +120,7 @@ I20240321 15:23:47.1 12 Logger.cpp:53] time = never data = {}
 """
 
 
-def test_dynolog_adds_up_its_differences(tmp_path: Path) -> None:
+def test_dynolog_differences_become_counters(tmp_path: Path) -> None:
     (node,), (account,) = import_files(Dynolog(), tmp_path, dynolog__log=DYNOLOG)
     a, b = T * S, (T + 60) * S
     assert (node.name, node.wall) == ("dynolog", False)  # it calls local time UTC
@@ -139,7 +139,7 @@ def test_dynolog_adds_up_its_differences(tmp_path: Path) -> None:
     }
 
 
-def test_dynolog_as_lines_of_json(tmp_path: Path) -> None:
+def test_dynolog_json_lines_are_read(tmp_path: Path) -> None:
     lines = b'{"timestamp":1711034567,"data":{"device":0,"gpu_device_utilization":"x"}}\n' + (
         b'{"timestamp":1711034568,"device":0,"gpu_device_utilization":50,"gpu_uuid":"GPU-a"}\n'
     )
@@ -163,7 +163,7 @@ def test_dynolog_as_lines_of_json(tmp_path: Path) -> None:
         b"time = x data = {}\n",
     ],
 )
-def test_other_files_are_recognised_by_nobody(head: bytes, tmp_path: Path) -> None:
+def test_other_files_are_not_recognised(head: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(head)
     assert find_importer(head, path) is None
@@ -180,7 +180,7 @@ def test_tables_without_a_reading_are_reported(tmp_path: Path) -> None:
         )
 
 
-def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> None:
+def test_quantities_with_units_and_relative_times_are_read(tmp_path: Path) -> None:
     """A quoted cell with a line break is one cell: its first line is the reading."""
     text = b"""elapsed_sec,gpu_util_pct,mem_used_mb,temp_c,power_w
 0.5,17,576,29,"26.11
@@ -215,7 +215,7 @@ def test_quantities_with_units_and_seconds_since_the_start(tmp_path: Path) -> No
         b"gpu_util_pct,power_w",  # no time
     ],
 )
-def test_heads_that_leave_a_doubt_are_not_read(heads: bytes) -> None:
+def test_ambiguous_column_heads_are_not_recognised(heads: bytes) -> None:
     assert not GpuTables().recognizes(heads + b"\n0.5,17,26\n", Path("usage.csv"))
 
 
@@ -231,7 +231,7 @@ def test_heads_that_leave_a_doubt_are_not_read(heads: bytes) -> None:
         ),
     ],
 )
-def test_a_share_without_a_unit_is_percent_if_a_value_is_above_one(
+def test_an_unlabelled_share_with_large_values_is_read_as_percent(
     tmp_path: Path, text: bytes, device: str
 ) -> None:
     assert GpuTables().recognizes(text, Path("usage.csv"))
@@ -239,7 +239,7 @@ def test_a_share_without_a_unit_is_percent_if_a_value_is_above_one(
     assert [value for _, value in node.series[f"gpu.busy_ratio {device}"]] == [0.0, 0.69]
 
 
-def test_a_share_without_a_unit_and_no_value_above_one_is_not_read(tmp_path: Path) -> None:
+def test_an_ambiguous_share_without_a_unit_is_not_read(tmp_path: Path) -> None:
     """1 may be all, or one percent."""
     text = b"time,gpu_util,power_w\n1700000000,0,60\n1700000001,1,61\n"
     (node,), (account,) = import_files(GpuTables(), tmp_path, usage__csv=text)

@@ -18,7 +18,7 @@ T = 1_767_712_383 * S  # 2026-01-06 15:13:03, were it UTC
 MIB = 1 << 20
 
 
-def test_query_csv_with_units(tmp_path: Path) -> None:
+def test_query_csv_with_units_is_read(tmp_path: Path) -> None:
     text = b"""timestamp, index, name, utilization.gpu [%], memory.used [MiB], power.draw [W], \
 clocks.current.sm [MHz], clocks_throttle_reasons.active, ecc.errors.corrected.volatile.total
 2026/01/06 15:13:03.389, 0, NVIDIA H100, 97 %, 2 MiB, 612.40 W, 1980 MHz, 0x0000000000000040, 1
@@ -50,7 +50,7 @@ clocks.current.sm [MHz], clocks_throttle_reasons.active, ecc.errors.corrected.vo
     }
 
 
-def test_query_csv_without_units_and_without_who(tmp_path: Path) -> None:
+def test_query_csv_without_units_and_device_is_read(tmp_path: Path) -> None:
     text = b"""timestamp, utilization.gpu, temperature.gpu
 2026/01/06 15:13:03.000, 10, 40
 2026/01/06 15:13:03.004, 20, 41
@@ -65,7 +65,7 @@ def test_query_csv_without_units_and_without_who(tmp_path: Path) -> None:
     ]
 
 
-def test_query_csv_below_the_table_of_processes_and_behind_nul_bytes(tmp_path: Path) -> None:
+def test_query_csv_after_other_output_is_read(tmp_path: Path) -> None:
     """A script ran `nvidia-smi` first; a second one emptied the file while the first wrote it."""
     table = b"Sun Nov 21 14:02:20 2021\n" + b"|  0  Tesla V100  On |  0%  Default |\n" * 40
     heads = b"index, name, utilization.gpu [%]\n"
@@ -85,7 +85,7 @@ DMON = b"""#Date       Time        gpu    pwr  gtemp     sm    mem  rxpci
 """
 
 
-def test_dmon_with_date_and_time(tmp_path: Path) -> None:
+def test_dmon_output_with_date_and_time_is_read(tmp_path: Path) -> None:
     (node,), _ = import_files(NvidiaSmi(), tmp_path, dmon=DMON)
     assert node.series == {
         "gpu.power_watts gpu0": [(T, 612.0), (T + S, 600.0)],
@@ -100,7 +100,7 @@ def test_dmon_with_date_and_time(tmp_path: Path) -> None:
     }
 
 
-def test_dmon_without_times_and_by_the_clock_alone(tmp_path: Path) -> None:
+def test_dmon_output_without_dates_is_read(tmp_path: Path) -> None:
     plain = b"# gpu   sm\n# Idx    %\n    0   10\n    1   20\n    0   30\n    1   40\n    x\n"
     (node,), (account,) = import_files(NvidiaSmi(), tmp_path, plain=plain)
     assert node.series == {
@@ -133,7 +133,7 @@ def test_pmon_counts_the_processes_of_each_device(tmp_path: Path) -> None:
     }
 
 
-def test_dcgmi_dmon(tmp_path: Path) -> None:
+def test_dcgmi_dmon_output_is_read(tmp_path: Path) -> None:
     text = b"""#Entity   GPUTL   SMACT   POWER
 ID                            W
 GPU 0     97      0.81    612.4
@@ -164,7 +164,7 @@ FIRST = "<timestamp>Tue Jan  6 15:13:03 2026</timestamp>"
 SECOND = "<timestamp>Tue Jan  6 15:13:08 2026</timestamp>"
 
 
-def test_a_log_of_xml_documents(tmp_path: Path) -> None:
+def test_concatenated_xml_documents_are_read(tmp_path: Path) -> None:
     more = """<clocks_event_reasons><clocks_event_reason_sw_power_cap>Active
 </clocks_event_reason_sw_power_cap><clocks_event_reason_hw_slowdown>Active
 </clocks_event_reason_hw_slowdown></clocks_event_reasons>
@@ -194,7 +194,7 @@ def test_a_log_of_xml_documents(tmp_path: Path) -> None:
     assert account.cut.startswith("damaged or cut off within a document")
 
 
-def test_entities_are_refused_and_depth_is_bounded(tmp_path: Path) -> None:
+def test_xml_entities_and_deep_nesting_are_refused(tmp_path: Path) -> None:
     laughs = b"""<?xml version="1.0"?>
 <!DOCTYPE nvidia_smi_log [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]>
 <nvidia_smi_log><gpu id="0"><uuid>&b;</uuid></gpu></nvidia_smi_log>"""
@@ -219,7 +219,7 @@ REAL = SHARED / "nvidia-smi-xml"
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real documents do not lie beside the repository")
-def test_real_documents_have_their_known_fields_and_no_finding() -> None:
+def test_real_documents_give_known_values_without_findings() -> None:
     known = json.loads((REAL / "known.json").read_text())["files"]
     fields = {
         "util": ("gpu.busy_ratio", 0.01),

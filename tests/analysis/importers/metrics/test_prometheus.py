@@ -21,7 +21,7 @@ def gathered(folder: Path, **files: bytes) -> dict[str, ImportedNode]:
     return {item.name: item for item in import_files(Prometheus(), folder, **files)[0]}
 
 
-def test_a_scrape_with_times_becomes_series_in_our_units(tmp_path: Path) -> None:
+def test_a_scrape_with_times_becomes_series_in_standard_units(tmp_path: Path) -> None:
     text = b"""# HELP DCGM_FI_DEV_GPU_UTIL GPU utilization (in %).
 # TYPE DCGM_FI_DEV_GPU_UTIL gauge
 DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",modelName="NVIDIA H100",Hostname="n1"} 97 1711034567000
@@ -62,7 +62,7 @@ up{job="dcgm"} 1 1711034567000
     ]
 
 
-def test_the_better_of_two_forms_is_taken(tmp_path: Path) -> None:
+def test_the_more_precise_metric_is_preferred(tmp_path: Path) -> None:
     text = b"""DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="n1"} 100 1711034567000
 DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",Hostname="n1"} 0.83 1711034567000
 """
@@ -70,7 +70,7 @@ DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",Hostname="n1"} 0.83 1711034567000
     assert node.series == {"gpu.busy_ratio gpu1": [(T * S, 0.83)]}
 
 
-def test_open_metrics_with_seconds_escapes_and_exemplars(tmp_path: Path) -> None:
+def test_open_metrics_text_with_exemplars_is_read(tmp_path: Path) -> None:
     text = rb"""# TYPE DCGM_FI_DEV_GPU_TEMP gauge
 DCGM_FI_DEV_GPU_TEMP{gpu="0",pod="a\"}b, c=\"d",Hostname="n 1"} -3.5 1711034567.25
 DCGM_FI_DEV_GPU_TEMP{gpu="0",pod="a\"}b, c=\"d",Hostname="n 1"} 40 1711034568 # {id="x"} 7 1
@@ -82,14 +82,14 @@ DCGM_FI_DEV_GPU_TEMP{gpu="0",pod="a\"}b, c=\"d",Hostname="n 1"} 40 1711034568 # 
     }
 
 
-def test_scrapes_may_have_their_time_in_a_line_of_their_own(tmp_path: Path) -> None:
+def test_a_separate_time_line_dates_a_scrape(tmp_path: Path) -> None:
     line = b'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1"} %d\n'
     text = b"# 1711034567\n" + line % 30 + b"2024-03-21T15:22:57Z\n" + line % 31
     node = gathered(tmp_path, scrapes=text)["n1"]
     assert node.series == {"gpu.temperature_celsius gpu0": [(T * S, 30.0), ((T + 10) * S, 31.0)]}
 
 
-def test_without_times_only_the_first_of_each_is_kept(tmp_path: Path) -> None:
+def test_untimed_scrapes_keep_the_first_sample_of_each_series(tmp_path: Path) -> None:
     line = b'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1"} %d\n'
     (node,), (account,) = import_files(Prometheus(), tmp_path, scrape=line % 30 + line % 31)
     assert (node.wall, node.series) == (False, {"gpu.temperature_celsius gpu0": [(0, 30.0)]})
@@ -114,7 +114,7 @@ DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="n1",instance="10.0.0.1:9400"} 30 17110345
 """
 
 
-def test_host_metrics_join_the_host_whose_address_is_named(tmp_path: Path) -> None:
+def test_host_metrics_are_joined_by_host_address(tmp_path: Path) -> None:
     nodes, (account,) = import_files(Prometheus(), tmp_path, scrape=NODE_EXPORTER)
     by_name = {node.name: node.series for node in nodes}
     assert by_name == {
@@ -146,7 +146,7 @@ UTIL = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0", "Hostname": "n1"}
 TEMP = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "gpu": "0", "Hostname": "n1"}
 
 
-def test_answers_of_several_files_are_one_host(tmp_path: Path) -> None:
+def test_query_results_of_several_files_are_merged_by_host(tmp_path: Path) -> None:
     gathered_tables = gathered(
         tmp_path,
         util__json=matrix((UTIL, [[T, "100"], [T + 15.5, "NaN"], [T + 30, "7"]])),
@@ -161,7 +161,7 @@ def test_answers_of_several_files_are_one_host(tmp_path: Path) -> None:
     }
 
 
-def test_a_long_answer_is_read_in_pieces(tmp_path: Path) -> None:
+def test_a_long_query_result_is_read_in_blocks(tmp_path: Path) -> None:
     points = [[T + second, "50"] for second in range(60_000)]
     data = matrix((UTIL, points), (TEMP, [[T, "31"]]))
     assert len(data) > 2 << 20  # more than two blocks
@@ -170,7 +170,7 @@ def test_a_long_answer_is_read_in_pieces(tmp_path: Path) -> None:
     assert node.series["gpu.temperature_celsius gpu0"] == [(T * S, 31.0)]
 
 
-def test_a_truncated_answer_is_read_to_its_last_whole_series(tmp_path: Path) -> None:
+def test_a_truncated_query_result_is_read_to_its_last_series(tmp_path: Path) -> None:
     data = matrix((TEMP, [[T, "31"]]), (UTIL, [[T, "100"], [T + 15, "99"]]))
     (node,), (account,) = import_files(Prometheus(), tmp_path, cut=data[:-60])
     assert node.series == {"gpu.temperature_celsius gpu0": [(T * S, 31.0)]}
@@ -229,7 +229,7 @@ def test_other_files_are_not_recognised(head: bytes) -> None:
     assert not Prometheus().recognizes(head, Path("x"))
 
 
-def test_nothing_known_is_stated(tmp_path: Path) -> None:
+def test_a_file_without_known_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no known metric"):
         import_files(Prometheus(), tmp_path, other=b"# TYPE up gauge\nup 1\n")
     deep = b'{"data":{"resultType":"matrix","result":[' + b'{"metric":' * 50_000
@@ -241,7 +241,7 @@ IDLE = SHARED / "dcgm-prometheus/h100_eks_2026-03"
 
 
 @pytest.mark.skipif(not IDLE.exists(), reason="the real captures do not lie beside the repository")
-def test_real_idle_nodes_give_their_values_and_no_finding() -> None:
+def test_real_idle_nodes_give_known_values_without_findings() -> None:
     known = json.loads((IDLE / "known.json").read_text())["files"]
     queries = {name: (IDLE / name).read_bytes() for name in known if name.startswith("query")}
     from clusterprof.analysis.importers.core.base import Account

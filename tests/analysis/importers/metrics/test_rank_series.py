@@ -33,7 +33,7 @@ def wait(minute: int, seconds: int) -> tuple[int, int]:
     return start, start + seconds * S
 
 
-def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path) -> None:
+def test_an_unready_rank_waits_for_its_unready_stage(tmp_path: Path) -> None:
     times = [T, T + 60, str(T + 120)]
     nodes, accounts = import_files(
         RankSeries(),
@@ -58,7 +58,7 @@ def test_an_empty_queue_is_a_wait_for_the_stage_that_is_empty_too(tmp_path: Path
     )
 
 
-def test_a_stage_that_reads_is_one(tmp_path: Path) -> None:
+def test_an_unready_download_stage_counts_as_reading(tmp_path: Path) -> None:
     nodes, _ = import_files(
         RankSeries(),
         tmp_path,
@@ -68,7 +68,7 @@ def test_a_stage_that_reads_is_one(tmp_path: Path) -> None:
     assert nodes[0].spans[0, "loading"] == [(*wait(0, 30), 30 * S, 0, 0, 0)]
 
 
-def test_readiness_alone_says_that_data_were_waited_for_and_no_more(tmp_path: Path) -> None:
+def test_readiness_alone_gives_data_waits_without_a_cause(tmp_path: Path) -> None:
     data = series([T, T + 60], r0=[1, 1], r1=[0.5, 0.5], r2=[1, 1])
     (node,), _ = import_files(RankSeries(), tmp_path, data_readiness__json=data)
     assert set(node.spans) == {(0, "step"), (1, "step"), (1, "data_wait"), (2, "step")}

@@ -20,7 +20,7 @@ USED = "{} busy {}% of the time by {} readings"
 SKIPPED = "values out of range or not available"
 
 
-def test_a_table_in_a_loop_has_a_sweep_for_every_head(tmp_path: Path) -> None:
+def test_each_repeated_table_head_starts_a_sweep(tmp_path: Path) -> None:
     (node,), (account,) = import_files(
         RocmSmi(), tmp_path, host3__csv=(SEEDS / "loop.csv").read_bytes()
     )
@@ -40,7 +40,7 @@ def test_a_table_in_a_loop_has_a_sweep_for_every_head(tmp_path: Path) -> None:
     ]
 
 
-def test_documents_in_one_line_and_in_many_with_their_times(tmp_path: Path) -> None:
+def test_json_documents_with_times_are_read(tmp_path: Path) -> None:
     (node,), (account,) = import_files(
         RocmSmi(), tmp_path, log__json=(SEEDS / "loop.json").read_bytes()
     )
@@ -56,7 +56,7 @@ def test_documents_in_one_line_and_in_many_with_their_times(tmp_path: Path) -> N
     assert (account.skipped, account.notes) == ({}, [USED.format("1 device was", 58, "its")])
 
 
-def test_what_is_broken_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_broken_rows_are_counted_and_other_rows_read(tmp_path: Path) -> None:
     text = b"""WARNING: AMD GPU device(s) is/are in a low-power state
 device,GPU use (%),Temperature (Sensor junction) (C),Temperature (Sensor edge) (C)
 card0,7,N/A,40
@@ -77,18 +77,18 @@ cardX,1,2,3
     }
 
 
-def test_readings_alone_claim_no_loss(tmp_path: Path) -> None:
+def test_device_readings_alone_give_no_findings(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     path.write_bytes((SEEDS / "loop.json").read_bytes())
     assert analyze(path).findings == ()
 
 
 @pytest.mark.parametrize("head", [b"device,price\ncard0,3\n", b'{"card0": {"suit": "hearts"}}'])
-def test_other_cards_are_none_of_ours(head: bytes) -> None:
+def test_tables_of_other_devices_are_not_recognised(head: bytes) -> None:
     assert find_importer(head, Path("x.csv")) is None
 
 
-def test_a_table_without_a_row_says_so(tmp_path: Path) -> None:
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gpus.csv"
     path.write_bytes(b"device,GPU use (%)\n")
     (source,) = open_sources(path)

@@ -14,6 +14,7 @@ from clusterprof.analysis.importers.metrics.tensorboard import TensorBoard
 from clusterprof.analysis.importers.registry import find_importer
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 
 SEEDS = Path(__file__).parents[1] / "seeds" / "tensorboard"
 LOSS = SEEDS / "loss.csv"
@@ -29,7 +30,7 @@ def imported(*paths: Path) -> tuple[list[NodeTables], list[Account]]:
 
 
 def steps(node: NodeTables) -> list[tuple[int, ...]]:
-    table = node._spans[1].to_array()
+    table = read_span_table(node._spans[1])
     assert set(table[2].tolist()) == {layout.STEP}
     return [tuple(row) for row in table[[0, 1, 3]].T.tolist()]
 
@@ -41,7 +42,7 @@ def series(node: NodeTables) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_steps_lie_between_points_and_readings_beside_them() -> None:
+def test_scalar_points_become_steps_and_readings() -> None:
     (node,), accounts = imported(*sorted((SEEDS / "run").iterdir()))
     assert (node.display_name, node.wall_minus_own_ns) == ("version_0", 0)
     assert steps(node) == [
@@ -66,7 +67,7 @@ def test_steps_lie_between_points_and_readings_beside_them() -> None:
     ]
 
 
-def test_a_mean_is_whole_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_step_times_between_points_add_up(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("[[1767712383.0, 10, 1], [1767712384.0, 13, 1]]")
     (node,), _ = imported(path)
@@ -78,7 +79,7 @@ def test_a_mean_is_whole_and_nothing_is_lost(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_was_begun_anew_leaves_the_time_between_out(tmp_path: Path) -> None:
+def test_the_gap_before_a_restarted_run_is_excluded(tmp_path: Path) -> None:
     path = tmp_path / "run-a-tag-b.csv"
     rows = [(0, 5), (1, 6), (100, 5), (101, 6), (101, 7), (102, 6)]
     lines = [f"{1_767_712_383 + t}.0,{step},1" for t, step in rows]
@@ -91,18 +92,18 @@ def test_a_run_that_was_begun_anew_leaves_the_time_between_out(tmp_path: Path) -
     }
 
 
-def test_runs_are_distinguished_by_their_files_names() -> None:
+def test_runs_are_distinguished_by_file_names() -> None:
     nodes, _ = imported(*sorted((SEEDS / "run").iterdir()), LOSS)
     assert sorted(node.display_name for node in nodes) == ["loss", "version_0"]
 
 
-def test_readings_alone_are_devices_without_a_process() -> None:
+def test_readings_alone_give_devices_without_ranks() -> None:
     (node,), _ = imported(SEEDS / "run-a-tag-system_gpu.1.powerWatts.json")
     assert list(series(node)) == ["gpu.power_watts gpu1"]
     assert node._ranks == {}
 
 
-def test_the_analysis_knows_the_pace_and_claims_nothing() -> None:
+def test_scalar_points_give_step_times_without_findings() -> None:
     report = analyze(LOSS)
     known = {metric.name: metric.value for metric in report.metrics}
     assert (known["step.count"], known["step.p50_ns"]) == (4.0, pytest.approx(2 * S, rel=0.3))
@@ -112,7 +113,7 @@ def test_the_analysis_knows_the_pace_and_claims_nothing() -> None:
 @pytest.mark.parametrize(
     "head", [b"Wall time;Step\n", b"[[1, 2, 3], [4, 5, 6]]", b"[[1767712383.5, 1.5, 3]]", b"[]"]
 )
-def test_other_lists_are_none(head: bytes) -> None:
+def test_other_json_lists_are_not_recognised(head: bytes) -> None:
     assert find_importer(head, Path("x.json")) is None
 
 
@@ -123,7 +124,7 @@ def test_a_single_point_is_refused(tmp_path: Path) -> None:
         imported(path)
 
 
-def test_event_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_event_files_are_refused_with_an_export_hint(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1767712383.host.1.0"
     path.write_bytes(
         b"\x18" + bytes(11) + b"\x09" + bytes(8) + b"\x1a\x0dbrain.Event:2" + bytes(90)
@@ -136,7 +137,7 @@ def test_event_files_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert (len(nodes), account.refused) == (1, True)
 
 
-def test_more_points_than_any_run_has_are_refused(tmp_path: Path) -> None:
+def test_too_many_points_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     rows = "".join(f"{n}.0,{n},1\n" for n in range(262_145))
     path.write_text(f"Wall time,Step,Value\n{rows}")
@@ -144,7 +145,7 @@ def test_more_points_than_any_run_has_are_refused(tmp_path: Path) -> None:
         imported(path)
 
 
-def test_the_limit_of_points_is_that_of_all_files(
+def test_the_point_limit_applies_to_all_files_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensorboard, "MAX_POINTS", 5)
@@ -157,7 +158,7 @@ def test_the_limit_of_points_is_that_of_all_files(
         imported(*paths)
 
 
-def test_of_a_long_run_only_the_last_steps_are_placed(tmp_path: Path) -> None:
+def test_only_the_last_steps_of_a_long_run_are_kept(tmp_path: Path) -> None:
     paths = [tmp_path / f"run-{name}-tag-x.csv" for name in "ab"]
     rows = "1.0,0,1\n2.0,9007199254740991,1\n3.0,9007199254740992,1\n4.0,1,1\n5.0,100001,1\n"
     for path in paths:

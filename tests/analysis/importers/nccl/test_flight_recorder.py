@@ -66,7 +66,7 @@ BEGUN = Entry("0", 8, "nccl:all_reduce", False, 5 * SECOND, 5 * SECOND + 5, None
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_read_by_whatever_protocol_it_was_written(protocol: int) -> None:
+def test_pickled_dumps_of_every_protocol_are_read(protocol: int) -> None:
     data = pickle.dumps(content(entry(7, "completed", 3), entry(8, "started", 5)), protocol)
     assert parse_dump(data, 1, 9 * SECOND) == Dump(
         1,
@@ -80,7 +80,7 @@ def test_a_pickle_is_read_by_whatever_protocol_it_was_written(protocol: int) -> 
     )
 
 
-def test_json_says_the_same() -> None:
+def test_a_json_dump_gives_the_same_entries() -> None:
     data = json.dumps(content(entry(7, "completed", 3), entry(8, "started", 5))).encode()
     data = data.replace(b"null", b"0")  # as its writer puts times that nobody took
     assert parse_dump(data, 1, 0).entries == (DONE, BEGUN)
@@ -96,7 +96,7 @@ class Runs:
         return os.mkdir, (self.path,)
 
 
-def test_nothing_that_a_pickle_names_is_run(tmp_path: Path) -> None:
+def test_reading_a_pickle_executes_no_code(tmp_path: Path) -> None:
     victim = tmp_path / "made"
     dump = tmp_path / "nccl_trace_rank_0"
     dump.write_bytes(pickle.dumps(content(entry(8, "started", 5, frames=Runs(str(victim))))))
@@ -127,7 +127,7 @@ def test_nothing_that_a_pickle_names_is_run(tmp_path: Path) -> None:
         b"\x8e" + b"\xff" * 7 + b"\x7f" + b".",
     ],
 )
-def test_what_is_no_dump_is_refused_with_its_name(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_dump_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
     dump = tmp_path / "trace_0"
     dump.write_bytes(data)
     with pytest.raises(Unavailable, match=r"^trace_0: ") as caught:
@@ -135,7 +135,7 @@ def test_what_is_no_dump_is_refused_with_its_name(tmp_path: Path, data: bytes) -
     assert caught.value.kind == "failed"
 
 
-def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
+def test_a_rank_waits_in_its_oldest_unfinished_operation() -> None:
     # Ranks 0 and 1 stand in operation 8, since 4 s; rank 2 has done 7 and never came to 8.
     waiting = content(entry(7, "completed", 3), entry(8, "started", 5), entry(9, "scheduled", 6))
     late = content(entry(7, "completed", 3))
@@ -146,14 +146,14 @@ def test_the_oldest_operation_that_did_not_end_is_where_a_rank_stands() -> None:
     assert find_waiting_ranks(dumps) == (0, 1)
 
 
-def test_messages_are_left_out() -> None:
+def test_point_to_point_messages_are_ignored() -> None:
     send = entry(0, "started", 5, is_p2p=True, profiling_name="nccl:send 0->1")
     assert find_waiting_ranks([parse_dump(pickle.dumps(content(send)), 0, 0)]) == ()
     other = entry(3, "started", 5, process_group=("7", "of unknown members"))
     assert find_waiting_ranks([parse_dump(pickle.dumps(content(send, other)), 0, 0)]) == (0,)
 
 
-def test_the_report_says_what_was_found(tmp_path: Path) -> None:
+def test_the_report_describes_readable_and_unreadable_dumps(tmp_path: Path) -> None:
     folder = tmp_path / "node-0/nccl"
     folder.mkdir(parents=True)
     for rank, state in enumerate(("started", "started", "completed")):
@@ -206,7 +206,7 @@ def test_dumps_of_the_real_recorder_are_read(tmp_path: Path) -> None:
         assert find_waiting_ranks([dump]) == ()
 
 
-def test_inspector_logs_give_durations_and_skip_what_else_they_hold() -> None:
+def test_inspector_log_lines_give_operation_durations() -> None:
     line = {
         "header": {"id": "0xe6", "rank": 4, "n_ranks": 8, "nnodes": 1},
         "metadata": {"inspector_output_format_version": "v4.0", "pid": 438776},
@@ -248,7 +248,7 @@ def gloo_dump(state: str, *numbers: int) -> bytes:
     return json.dumps({"entries": entries, "pg_config": groups, "version": "2.10"}).encode()
 
 
-def test_ranks_of_gloo_that_are_late_or_without_a_dump_are_named() -> None:
+def test_late_gloo_ranks_and_missing_dumps_are_named() -> None:
     dumps = [
         parse_dump(gloo_dump("waits", 20, 21), 0, 0),
         parse_dump(gloo_dump("done", 19, 20), 1, 0),

@@ -48,7 +48,7 @@ def dump(folder: Path, rank: int, *entries: dict) -> Path:
     return path
 
 
-def test_two_ranks_and_who_had_not_come(tmp_path: Path) -> None:
+def test_the_rank_missing_from_an_operation_is_named(tmp_path: Path) -> None:
     paths = [
         dump(tmp_path, 0, entry(1, 100, 300), entry(2, 400, 500), entry(3, 600, None)),
         dump(
@@ -118,7 +118,7 @@ def test_a_pickle_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
         '{"pg_config": {}, "entries": [{"time_created_ns": 1e400}]}',
     ],
 )
-def test_what_is_no_dump_is_reported(tmp_path: Path, text: str) -> None:
+def test_an_invalid_dump_file_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace_3.json"
     path.write_text(text)
     nodes, (account,), why = import_folder(FlightRecorder(), path)
@@ -139,12 +139,12 @@ def test_numbers_beyond_64_bits_are_left_out(tmp_path: Path) -> None:
     assert "impossible ranks" in import_folder(FlightRecorder(), path)[2]
 
 
-def test_a_name_without_a_rank_is_reported(tmp_path: Path) -> None:
+def test_a_file_name_without_a_rank_is_reported(tmp_path: Path) -> None:
     path = dump(tmp_path, 0, entry(1, 1, 2)).rename(tmp_path / "trace.json")
     assert import_folder(FlightRecorder(), path)[2] == "its name does not end with a rank"
 
 
-def test_names_of_backends() -> None:
+def test_backend_operation_names_are_recognized() -> None:
     assert [
         find_operation(name)
         for name in (
@@ -183,7 +183,7 @@ def group_dump(folder: Path, rank: int, enqueued: dict[str, int], *entries: dict
     return path
 
 
-def test_the_missing_rank_comes_first_whatever_the_numbers_of_other_groups(tmp_path: Path) -> None:
+def test_the_missing_rank_is_named_first_across_groups(tmp_path: Path) -> None:
     """Rank 3 never issued 800 of EXPERTS: 1 and 2 wait for it, 0 waits for 2 in PIPELINE 7."""
 
     def open_entry(group: str, id_: int, number: int) -> dict:
@@ -207,7 +207,7 @@ def test_the_missing_rank_comes_first_whatever_the_numbers_of_other_groups(tmp_p
     ]
 
 
-def test_what_the_status_says_was_issued_is_not_missing(tmp_path: Path) -> None:
+def test_operations_issued_by_status_do_not_count_as_missing(tmp_path: Path) -> None:
     """The dump of rank 1 has no entries left, but its status says that it issued operation 8."""
     where = {"process_group": ["72", "EXPERTS"], "pg_id": 9}
     paths = [
@@ -223,7 +223,7 @@ def test_what_the_status_says_was_issued_is_not_missing(tmp_path: Path) -> None:
     ]
 
 
-def test_one_refusal_is_stated_once_for_all_files(tmp_path: Path) -> None:
+def test_equal_refusals_of_several_files_are_merged(tmp_path: Path) -> None:
     for rank in range(5):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps({"pg_config": [rank]}))
     with pytest.raises(NoRecording) as caught:

@@ -19,7 +19,7 @@ from tests.support.nccl_logs import make_line, write_log
 US = 1000
 
 
-def test_all_leave_together_and_came_when_they_had_been_in_it(tmp_path: Path) -> None:
+def test_arrival_times_are_derived_from_durations(tmp_path: Path) -> None:
     # Written at 10 ms and at 11 ms. Operation 1: rank 0 for 300 us, rank 1 for 100: rank 0 waited
     # 200. Then one of 100 us, which lies in the 1,000 us up to the second writing.
     paths = [
@@ -60,7 +60,7 @@ def test_two_communicators_of_the_same_ranks_are_two_groups(tmp_path: Path) -> N
     assert [row[2] for row in list_spans(nodes[0])["40 collective"]] == [first, other]
 
 
-def test_newer_files_name_the_rank_once(tmp_path: Path) -> None:
+def test_a_header_line_applies_to_later_lines(tmp_path: Path) -> None:
     path = write_log(
         tmp_path / "a.jsonl",
         make_line(0, 1, 300, coll_perf=None, dump_stats={"records": 2}),

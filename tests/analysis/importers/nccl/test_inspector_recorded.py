@@ -52,7 +52,7 @@ def write(tmp_path: Path, *texts: str | bytes) -> list[Path]:
     return paths
 
 
-def test_the_shortest_time_is_the_transfer_and_the_rest_is_waiting(tmp_path: Path) -> None:
+def test_time_beyond_the_shortest_duration_counts_as_waiting(tmp_path: Path) -> None:
     # Operation 7: 61, 61 and 20 us. Transfer 3 x 20 = 60, waiting 41 + 41 + 0 = 82.
     # Operation 8: 30 us on all: transfer 90. Of operation 9 a member is missing.
     write(
@@ -70,18 +70,18 @@ def test_the_shortest_time_is_the_transfer_and_the_rest_is_waiting(tmp_path: Pat
     )
 
 
-def test_nothing_is_said_without_logs(tmp_path: Path) -> None:
+def test_missing_inspector_logs_give_no_note(tmp_path: Path) -> None:
     assert describe_inspector_logs([tmp_path]) == ()
 
 
-def test_a_plugin_that_wrote_nothing_is_named(tmp_path: Path) -> None:
+def test_empty_inspector_logs_are_reported(tmp_path: Path) -> None:
     write(tmp_path, "", "")
     assert describe_inspector_logs([tmp_path / "node"]) == (
         "NCCL Inspector: no operation of which all members were logged",
     )
 
 
-def test_torn_lines_and_holes_cost_only_themselves(tmp_path: Path) -> None:
+def test_torn_lines_and_holes_are_skipped(tmp_path: Path) -> None:
     whole = line(0, 7, 61)
     begun = bytes(8192) + whole.encode()[40:] + b"\n" + line(0, 8, 30).encode() + b"\n"
     torn = line(1, 8, 30) + "\n" + line(1, 9, 30)[:50]
@@ -91,7 +91,7 @@ def test_torn_lines_and_holes_cost_only_themselves(tmp_path: Path) -> None:
     assert summary.unread_lines == 4  # the torn last line, noise, a list, a number
 
 
-def test_a_file_of_terabytes_with_a_hole_is_read_from_its_data_on(tmp_path: Path) -> None:
+def test_a_sparse_terabyte_file_is_read_quickly(tmp_path: Path) -> None:
     paths = write(tmp_path, "", line(1, 8, 30), line(2, 8, 30))
     with paths[0].open("wb") as file:
         file.seek(1 << 40)
@@ -108,7 +108,7 @@ def test_a_newer_schema_with_more_fields_is_read(tmp_path: Path, more: dict[str,
     assert summarize_operations(paths).operations == 1
 
 
-def test_lines_of_messages_are_no_errors(tmp_path: Path) -> None:
+def test_point_to_point_lines_do_not_count_as_unread(tmp_path: Path) -> None:
     message = json.dumps({"header": {}, "metadata": {}, "p2p_perf": {"p2p": "Send"}})
     paths = write(tmp_path, *(f"{message}\n{line(rank, 8, 30)}\n" for rank in range(3)))
     summary = summarize_operations(paths)

@@ -54,7 +54,7 @@ def lost(report: Report) -> dict[str, int]:
     return {finding.cause.id: round(finding.lost_ns / 1e6) for finding in report.findings}
 
 
-def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
+def test_a_log_and_benchmark_turn_slow_transfers_into_net_path(
     traces: list[Path], tmp_path: Path
 ) -> None:
     assert "net-path" not in lost(analyze(traces))
@@ -73,7 +73,7 @@ def test_a_table_and_a_log_make_slow_transfers_a_slow_path(
     assert any("net-path: 2 channels go through TCP" in answer for answer in report.answers)
 
 
-def test_a_log_alone_is_answered_without_a_verdict_on_the_job(tmp_path: Path) -> None:
+def test_a_log_alone_gives_answers_without_a_verdict(tmp_path: Path) -> None:
     log = tmp_path / "nccl.log"
     log.write_text(SOCKETS)
     report = analyze(log)
@@ -85,7 +85,7 @@ def test_a_log_alone_is_answered_without_a_verdict_on_the_job(tmp_path: Path) ->
         assert "although NCCL saw mlx5" in " ".join(text.split()[:80])  # on the first screen
 
 
-def test_the_table_of_nccl_tests_is_its_own_answer(tmp_path: Path) -> None:
+def test_an_nccl_tests_table_alone_gives_an_answer(tmp_path: Path) -> None:
     table = tmp_path / "all_reduce_perf.txt"
     table.write_text(TABLE)
     (answer,) = analyze(table).answers
@@ -97,7 +97,7 @@ def cell(operation: int, members: int, size: int, overlapped: bool = False) -> T
     return TransferCell(frozenset((0, 1)), operation, members, class_, overlapped, 3, 3 * size)
 
 
-def test_times_between_the_sizes_of_a_table() -> None:
+def test_benchmark_times_are_interpolated_between_sizes() -> None:
     table = [(ALL_REDUCE, 1000, 50), (ALL_REDUCE, 2000, 90), (ALL_GATHER, 4000, 70)]
     assert estimate_benchmark_ns(cell(ALL_REDUCE, 2, 1500), table) == 70
     assert (

@@ -26,7 +26,7 @@ def text(log: str) -> NcclText:
     return read_text(iter(log.encode().splitlines()))
 
 
-def test_sockets_although_rdma_was_seen() -> None:
+def test_sockets_despite_available_rdma_are_reported() -> None:
     result = text(SOCKETS)
     assert (dict(result.channels), result.rdma) == (
         {"NET/Socket": 2, "P2P": 1},
@@ -42,7 +42,7 @@ def test_sockets_although_rdma_was_seen() -> None:
     ]
 
 
-def test_rdma_that_was_switched_off() -> None:
+def test_disabled_rdma_is_reported_with_its_variable() -> None:
     before = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.5<0>"
     log = SOCKETS.replace(before, "NCCL_IB_DISABLE set by environment to 1.")
     ((name, count, slow_paths, cure),) = find_slow_paths(text(log))
@@ -51,7 +51,7 @@ def test_rdma_that_was_switched_off() -> None:
     assert cure == "remove NCCL_IB_DISABLE from the job's environment"
 
 
-def test_no_device_found_is_reported_with_what_to_look_at() -> None:
+def test_a_missing_rdma_device_is_reported_with_a_remedy() -> None:
     log = "\n".join(
         line if "NET/IB" not in line else "n1:10:10 [0] NCCL INFO NET/IB : No device found."
         for line in SOCKETS.splitlines()
@@ -70,12 +70,12 @@ def test_no_device_found_is_reported_with_what_to_look_at() -> None:
         ("P2P/CUMEM", []),
     ],
 )
-def test_rdma_with_and_without_gpudirect(how: str, wrong: list[str]) -> None:
+def test_rdma_without_gpudirect_is_reported(how: str, wrong: list[str]) -> None:
     log = f"n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {how}\n"
     assert [path[0] for path in find_slow_paths(text(log))] == wrong
 
 
-def test_host_memory_by_an_explicit_statement() -> None:
+def test_channels_through_host_memory_are_reported_if_p2p_is_disabled() -> None:
     log = (
         "n1:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
         "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
@@ -86,7 +86,7 @@ def test_host_memory_by_an_explicit_statement() -> None:
     assert find_slow_paths(text(log.splitlines()[1])) == []
 
 
-def test_a_table_with_and_without_its_program() -> None:
+def test_benchmark_tables_are_read_with_or_without_program_name() -> None:
     rows = [
         TableRow(layout.ALL_REDUCE, 1048576, "float", "sum", 100.0, 10.49, 15.73, 98.0),
         TableRow(layout.ALL_REDUCE, 2097152, "float", "sum", 150.0, 13.98, 20.97, None),
@@ -106,7 +106,7 @@ def test_a_table_with_and_without_its_program() -> None:
     assert prefixed.rows == rows
 
 
-def test_files_are_distinguished_by_their_content(tmp_path: Path) -> None:
+def test_nccl_files_are_recognized_by_content(tmp_path: Path) -> None:
     nccl_output = NcclOutput()
     assert nccl_output.recognizes(SOCKETS.encode(), tmp_path / "x")
     assert nccl_output.recognizes(TABLE.encode(), tmp_path / "x")
@@ -122,7 +122,7 @@ def test_files_are_distinguished_by_their_content(tmp_path: Path) -> None:
     assert import_folder(nccl_output, silent)[2] == "the file names no transport and has no table"
 
 
-def test_rows_that_messages_of_the_log_have_split() -> None:
+def test_table_rows_split_by_log_messages_are_joined() -> None:
     log = """\
 # Collective test starting: all_reduce_perf
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
@@ -146,7 +146,7 @@ n1:10:10 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 - Destroy COMPLETE
     assert (dict(result.channels), result.hosts) == ({"P2P": 1}, {"n1"})
 
 
-def test_two_tables_of_one_log_keep_their_ranks_sizes_and_averages() -> None:
+def test_tables_in_a_log_are_read_separately() -> None:
     devices = (
         "#  Rank  0 Group  0 Pid 1 on n1 device  0\n#  Rank  1 Group  0 Pid 2 on n2 device  0\n"
     )
@@ -175,7 +175,7 @@ def test_two_tables_of_one_log_keep_their_ranks_sizes_and_averages() -> None:
     ]
 
 
-def test_tags_of_the_launcher_within_a_row_are_not_part_of_it() -> None:
+def test_launcher_tags_within_rows_are_removed() -> None:
     tag = "[1,0]<stdout>:"
     log = (
         f"{tag}#       size         count      type   redop    root     time   algbw   busbw #wrong"
@@ -207,7 +207,7 @@ _SOCKET = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socke
         ),
     ],
 )
-def test_sockets_are_never_called_rdma(before: str, problem: str, action: str) -> None:
+def test_socket_channels_are_never_reported_as_rdma(before: str, problem: str, action: str) -> None:
     log = before + "n1:1:1 [0] NCCL INFO NET/Plugin: Using internal network plugin.\n" + _SOCKET
     ((name, count, stated, advised),) = find_slow_paths(text(log))
     assert (name, count, stated) == ("nccl.socket_channels_count", 1, problem)
@@ -222,7 +222,7 @@ def test_sockets_are_never_called_rdma(before: str, problem: str, action: str) -
         ("NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:10.0.0.5<0>", "load nvidia-peermem"),
     ],
 )
-def test_the_way_to_gpudirect_is_that_of_the_cards(line: str, action: str) -> None:
+def test_gpudirect_advice_depends_on_the_cards(line: str, action: str) -> None:
     channel = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
     ((_, _, _, advised),) = find_slow_paths(text(f"n1:1:1 [0] NCCL INFO {line}\n{channel}"))
     assert action in advised and (action == "load nvidia-peermem" or "peermem" not in advised)
@@ -242,7 +242,7 @@ def pair_table(first: str, second: str, program: str, average: float) -> str:
     )
 
 
-def test_tables_of_many_files_are_compared_and_the_slow_host_is_named(tmp_path: Path) -> None:
+def test_the_slow_host_is_named_across_many_tables(tmp_path: Path) -> None:
     """Pairs of 5 hosts at 40 GB/s; those with n4 at 36 (all-to-all) and 30 (send and receive)."""
     hosts = ["n1", "n2", "n3", "n4", "n5"]
     for place, first in enumerate(hosts):
@@ -263,7 +263,7 @@ def test_tables_of_many_files_are_compared_and_the_slow_host_is_named(tmp_path: 
     )
 
 
-def test_of_many_tables_in_one_log_the_slowest_comes_first(tmp_path: Path) -> None:
+def test_the_slowest_table_of_a_log_is_listed_first(tmp_path: Path) -> None:
     log = "".join(
         pair_table("n1", "n2", name, speed)
         for name, speed in (
@@ -285,13 +285,13 @@ def test_of_many_tables_in_one_log_the_slowest_comes_first(tmp_path: Path) -> No
     assert "more answers" not in Plain(full=True).render(report)
 
 
-def test_a_file_without_anything_does_not_spoil_the_others(tmp_path: Path) -> None:
+def test_a_useless_log_leaves_the_other_files_readable(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("n1:10:10 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n")
     (tmp_path / "b.log").write_text(TABLE)
     assert analyze(tmp_path, leave_unknown=True).answers
 
 
-def test_no_host_is_named_where_the_slowest_tables_are_of_different_ones(tmp_path: Path) -> None:
+def test_slow_tables_of_different_hosts_name_no_host(tmp_path: Path) -> None:
     """Each of the four slowest pairs has other hosts, in both tests."""
     hosts = [f"n{number}" for number in range(1, 9)]
     for place, first in enumerate(hosts):
@@ -304,7 +304,7 @@ def test_no_host_is_named_where_the_slowest_tables_are_of_different_ones(tmp_pat
     assert len(answers) == 2 and not any("are of" in answer for answer in answers)
 
 
-def test_versions_that_ranks_wrote_on_one_line_are_one_version() -> None:
+def test_repeated_versions_on_a_line_are_counted_as_equal() -> None:
     line = "NCCL version 2.7.8+cuda10.2"
     result = text(f"{line}{line}{line}\n{line}\n")
     assert result.versions == {"2.7.8+cuda10.2": 4}

@@ -85,7 +85,7 @@ def in_us(table: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return [(a * US, None if b is None else b * US, *rest) for a, b, *rest in table]
 
 
-def test_one_process_whole(tmp_path: Path) -> None:
+def test_a_whole_process_is_imported(tmp_path: Path) -> None:
     tables = [(table, in_us(rows)) for table, rows in ONE]
     nodes, (account,), why = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", *tables))
     assert why == ""
@@ -143,7 +143,7 @@ def test_one_process_whole(tmp_path: Path) -> None:
     assert account.cut == ""
 
 
-def test_a_copy_from_the_device_that_returns_after_it_is_a_wait(tmp_path: Path) -> None:
+def test_a_blocking_device_copy_counts_as_a_wait(tmp_path: Path) -> None:
     # The host reads a result: the call returns 5 us after the copy, and the next launch 20 us
     # later; its kernel begins 3 us after that. The second copy is asynchronous: no wait.
     tables = [
@@ -180,7 +180,7 @@ FUNCTIONS = [
 ]
 
 
-def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
+def test_cpu_samples_name_host_code_in_gaps(tmp_path: Path) -> None:
     """Kernels at 0..1 and 101..102 ms; the thread is sampled each ms: main 60, MPI 30, a library 8.
 
     At 99 and 100 ms it sleeps. Another thread, which launches nothing, does not count.
@@ -223,9 +223,7 @@ def test_cpu_samples_show_where_the_host_was_in_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["SAMPLING_CALLCHAINS", "StringIds rows", "unresolved"])
-def test_samples_without_stacks_or_names_show_a_host_that_computed(
-    tmp_path: Path, missing: str
-) -> None:
+def test_samples_without_stacks_count_as_host_computing(tmp_path: Path, missing: str) -> None:
     stacks = ("SAMPLING_CALLCHAINS", "id symbol module stackDepth")
     rows = [(number, MAIN, PROGRAM, 0) for number in range(9)]
     tables = [
@@ -243,7 +241,7 @@ def test_samples_without_stacks_or_names_show_a_host_that_computed(
 
 
 @pytest.mark.parametrize("framework", [False, True])
-def test_advice_for_code_without_a_framework_names_none(framework: bool, tmp_path: Path) -> None:
+def test_advice_without_a_framework_names_no_framework(framework: bool, tmp_path: Path) -> None:
     kernels, calls, at = [], [], 10
     for n in range(1, 301):  # 5 ms of work, a wait until 1 ms after it, 1 ms to launch
         kernels.append((at, at + 5_000, 0, 7, n, P, GEMM))
@@ -283,7 +281,7 @@ def two_ranks(path: Path) -> Path:
     return write_database(path, (KERNELS, first + second))
 
 
-def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> None:
+def test_operations_of_two_ranks_in_a_file_are_matched(tmp_path: Path) -> None:
     (node,), (account,), _ = import_folder(Nsys(), two_ranks(tmp_path / "a.sqlite"))
     group = compute_group_number([0, 1])
     assert list_ranks(node) == {21: (0, None, "gpu0"), 22: (1, None, "gpu1")}
@@ -304,9 +302,7 @@ def test_operations_of_two_ranks_of_one_file_are_the_same(tmp_path: Path) -> Non
     assert recorded_spans["21 step"] == [(0, 340, 1, 2, -1, -1)]  # nothing says when a step was
 
 
-def test_a_process_without_work_is_no_rank_and_idle_time_is_that_of_its_own_window(
-    tmp_path: Path,
-) -> None:
+def test_idle_time_is_measured_in_the_window_of_each_process(tmp_path: Path) -> None:
     """A helper fills memory for 1 of 1000 ns, on the device that another process trains on."""
     work = rank_rows(21, 0, (0, 400, GEMM), (500, 1000, GEMM))
     helper = (FILLS, [(600, 601, 0, 7, 9, encode_process_id(99), 0, 64)])
@@ -321,7 +317,7 @@ def test_a_process_without_work_is_no_rank_and_idle_time_is_that_of_its_own_wind
     assert [note.partition("(")[2][:5] for note in account.notes[:2]] == ["0.0% ", "40.0%"]
 
 
-def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> None:
+def test_ranks_of_several_files_come_from_launcher_variables(tmp_path: Path) -> None:
     paths = []
     for rank, work in ((1, 150), (0, 50)):
         variables = [
@@ -348,7 +344,7 @@ def test_two_files_of_one_job_have_ranks_of_their_launcher(tmp_path: Path) -> No
     assert [list_groups(node) for node in nodes] == [{compute_group_number([0, 1]): [0, 1]}] * 2
 
 
-def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path) -> None:
+def test_steps_are_inferred_from_optimizer_or_repeated_ranges(tmp_path: Path) -> None:
     kernels = (KERNELS, rank_rows(11, 0, (0, 900, GEMM)))
     calls = (CALLS, [(0, 5, T, 1, LAUNCH)])
     optimizer = [
@@ -365,7 +361,7 @@ def test_steps_by_the_ends_of_optimizer_steps_and_by_what_repeats(tmp_path: Path
         assert list_spans(node)["11 step"] == expected[name]
 
 
-def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
+def test_an_old_file_without_some_tables_is_read(tmp_path: Path) -> None:
     kernels = ("CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId shortName")
     path = write_database(
         tmp_path / "old.sqlite",
@@ -381,7 +377,7 @@ def test_an_old_file_lacks_tables_and_columns(tmp_path: Path) -> None:
     assert "(30.0% of it idle: no kernel, copy, fill or graph)" in account.notes[0]
 
 
-def test_rows_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_impossible_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [
         (100, 200, 0, 7, 1, P, GEMM),
         (-5, 10, 0, 7, 2, P, GEMM),
@@ -409,7 +405,7 @@ def test_rows_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
     assert account.read["kernels"] == 2
 
 
-def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
+def test_reading_a_database_executes_no_sql_from_the_file(tmp_path: Path) -> None:
     path = two_ranks(tmp_path / "a.sqlite")
     db = sqlite3.connect(path)
     # A view and a virtual table under known names, a generated column, a trigger.
@@ -431,7 +427,7 @@ def test_nothing_in_a_database_is_ever_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.02, 0.3, 0.6, 0.9])
-def test_a_file_that_is_cut_off_is_read_up_to_there_or_refused(tmp_path: Path, part: float) -> None:
+def test_a_truncated_database_is_read_partly_or_refused(tmp_path: Path, part: float) -> None:
     many = [(n * 10, n * 10 + 5, 0, 7, n + 1, P, GEMM) for n in range(20_000)]
     whole = write_database(tmp_path / "a.sqlite", (KERNELS, many)).read_bytes()
     cut = tmp_path / "cut.sqlite"
@@ -442,7 +438,7 @@ def test_a_file_that_is_cut_off_is_read_up_to_there_or_refused(tmp_path: Path, p
     assert account.read["kernels"] < 20_000
 
 
-def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
+def test_damaged_pages_never_crash_the_import(tmp_path: Path) -> None:
     whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
     for at in range(100, len(whole), 997):
         broken = tmp_path / "broken.sqlite"
@@ -454,7 +450,7 @@ def test_damaged_pages_never_stop_it(tmp_path: Path) -> None:
         assert len(accounts) == 1
 
 
-def test_names_in_a_schema_that_are_no_text_are_reported(tmp_path: Path) -> None:
+def test_undecodable_schema_names_are_reported(tmp_path: Path) -> None:
     whole = two_ranks(tmp_path / "a.sqlite").read_bytes()
     broken = tmp_path / "broken.sqlite"
     # The first statement of the schema is none any more: SQLite's message repeats its bytes.
@@ -466,7 +462,7 @@ def test_names_in_a_schema_that_are_no_text_are_reported(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="SQLite in memory needs Python 3.11")
-def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
+def test_a_gzipped_database_is_read_in_memory(tmp_path: Path) -> None:
     plain = two_ranks(tmp_path / "a.sqlite")
     packed = tmp_path / "a.sqlite.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -475,7 +471,7 @@ def test_a_packed_file_is_read_in_memory(tmp_path: Path) -> None:
     assert list_spans(readings) == list_spans(other)
 
 
-def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Path) -> None:
+def test_a_profile_without_device_activity_is_refused(tmp_path: Path) -> None:
     nodes, _, why = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", (NVTX, [])))
     assert (nodes, why) == ([], "the profile has no device activity")
     other = sqlite3.connect(tmp_path / "other.db")
@@ -486,7 +482,7 @@ def test_a_file_without_devices_says_so_and_others_are_no_profiles(tmp_path: Pat
     assert not Nsys().recognizes(head, tmp_path / "other.db")
 
 
-def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Path) -> None:
+def test_network_adapter_bytes_are_read_in_their_unit(tmp_path: Path) -> None:
     metric = ("NET_NIC_METRIC", "start end globalId metricsListId metricsIdx value")
     rows = [
         (0, 1_000_000, 5, 0, 1, 100.0),
@@ -511,7 +507,7 @@ def test_bytes_of_network_adapters_by_the_unit_that_the_file_names(tmp_path: Pat
     assert dict(account.skipped) == {'network metrics in the unit "furlongs"': 1}
 
 
-def test_ranges_that_repeat_and_launch_little_of_the_work_are_no_steps(tmp_path: Path) -> None:
+def test_repeated_ranges_with_few_launches_do_not_become_steps(tmp_path: Path) -> None:
     """The first of three moves to the device creates the context; ten kernels follow."""
     moves = [(0, 900, 59, T, "cuda", None, 0), (900, 905, 59, T, "cuda", None, 0)]
     moves.append((905, 910, 59, T, "cuda", None, 0))
@@ -534,7 +530,7 @@ def test_ranges_that_repeat_and_launch_little_of_the_work_are_no_steps(tmp_path:
     assert any("no range marks a step" in note for note in account.notes)
 
 
-def test_what_the_host_did_before_the_first_work_of_a_step_is_known(tmp_path: Path) -> None:
+def test_host_work_before_the_first_kernel_is_recorded(tmp_path: Path) -> None:
     """The first step begins with a call of 880 ms that creates the context: cudaMalloc."""
     kernels = [(910 * US, 960 * US, 0, 7, 2, P, GEMM), (1010 * US, 1060 * US, 0, 7, 3, P, GEMM)]
     calls = [(10 * US, 890 * US, T, 1, MALLOC)]

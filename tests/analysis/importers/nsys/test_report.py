@@ -29,7 +29,7 @@ def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
 
 
-def test_a_report_is_read_as_its_export(
+def test_a_report_is_exported_and_read(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(
@@ -47,7 +47,7 @@ def test_a_report_is_read_as_its_export(
     assert not Path(target).parent.exists()  # nothing is left behind
 
 
-def test_without_nsys_the_command_to_run_is_named(
+def test_a_missing_nsys_is_reported_with_the_export_command(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -59,7 +59,7 @@ def test_without_nsys_the_command_to_run_is_named(
     )
 
 
-def test_a_failed_export_says_why(
+def test_a_failed_export_reports_its_error(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "echo unsupported version >&2; exit 9", monkeypatch)

@@ -38,7 +38,7 @@ RANGES = [
 ]
 
 
-def test_ranges_of_the_launching_thread_are_frames(tmp_path: Path) -> None:
+def test_nvtx_ranges_become_stack_frames(tmp_path: Path) -> None:
     file = write_database(tmp_path / "a.sqlite", *WORK, (NVTX, RANGES))
     (node,), (account,), _ = import_folder(Nsys(), file)
     forward, layer = "<nvtx>:0 forward", "<nvtx>:0 layer #"
@@ -53,7 +53,7 @@ def test_ranges_of_the_launching_thread_are_frames(tmp_path: Path) -> None:
     assert account.read["samples of stacks"] == 4
 
 
-def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
+def test_python_frames_follow_the_nvtx_ranges(tmp_path: Path) -> None:
     names = [
         *NAMES,
         (20, "augment"),
@@ -91,7 +91,7 @@ def test_python_frames_stand_below_the_ranges(tmp_path: Path) -> None:
     ]
 
 
-def test_without_ranges_and_python_there_are_no_samples(tmp_path: Path) -> None:
+def test_missing_ranges_and_python_samples_give_no_stacks(tmp_path: Path) -> None:
     (node,), (account,), _ = import_folder(Nsys(), write_database(tmp_path / "a.sqlite", *WORK))
     assert list_samples(node, 11) == {}
     assert "samples of stacks" not in account.read

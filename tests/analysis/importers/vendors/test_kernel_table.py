@@ -54,7 +54,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", [NSYS, NVPROF_CSV, NVPROF_TEXT], ids=["nsys", "nvprof", "text"])
-def test_three_spellings_of_one_profile_say_the_same(tmp_path: Path, text: str) -> None:
+def test_three_table_formats_give_the_same_profile(tmp_path: Path, text: str) -> None:
     (node,), (account,) = import_files([write(tmp_path, text)])
     assert list_ranks(node) == [(1, None, None, "gpu1")]
     # from 1.00 to 1.10 ms: a copy of 20 us, and 50 us of two kernels that overlap by 10 us
@@ -63,7 +63,7 @@ def test_three_spellings_of_one_profile_say_the_same(tmp_path: Path, text: str) 
     assert node.wall_minus_own_ns is None
 
 
-def test_steps_and_communication_of_an_ascend_table(tmp_path: Path) -> None:
+def test_ascend_table_steps_and_communication_are_read(tmp_path: Path) -> None:
     (node,), _ = import_files([write(tmp_path, ASCEND)])
     assert [span[:3] for span in list_spans(node, layout.STEP, 1)] == [
         (0, 100 * US, 1),
@@ -85,7 +85,7 @@ def test_steps_and_communication_of_an_ascend_table(tmp_path: Path) -> None:
     ],
     ids=["sums", "plan", "calls"],
 )
-def test_other_tables_are_left_to_others(tmp_path: Path, text: str) -> None:
+def test_other_tables_are_not_recognised(tmp_path: Path, text: str) -> None:
     importer = find_importer(text.encode(), tmp_path / "x.csv")
     assert importer is None or importer.name != "kernel-table"
 

@@ -63,7 +63,7 @@ def read(kind: str, folder: Path) -> tuple[list[NodeTables], list[Account]]:
 
 
 @pytest.mark.parametrize("kind", ["json", "sqlite", "csv"])
-def test_every_output_of_rocprofv3_says_the_same(kind: str, tmp_path: Path) -> None:
+def test_every_rocprofv3_output_gives_the_same_result(kind: str, tmp_path: Path) -> None:
     (node,), accounts = read(kind, tmp_path)
     assert list_ranks(node) == [(1, None, None, "gpu0")]
     assert node.name == ("" if kind == "csv" else "amd-1")
@@ -89,7 +89,7 @@ def test_every_output_of_rocprofv3_says_the_same(kind: str, tmp_path: Path) -> N
     }
 
 
-def test_tables_of_the_older_profilers(tmp_path: Path) -> None:
+def test_older_rocprof_tables_are_read(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text(
         '"Index","KernelName","gpu-id","queue-id","pid","tid","DispatchNs","BeginNs","EndNs"\n'
@@ -105,7 +105,7 @@ def test_tables_of_the_older_profilers(tmp_path: Path) -> None:
     )
 
 
-def test_a_trace_without_kernels_is_refused_with_the_option(tmp_path: Path) -> None:
+def test_a_trace_without_kernels_is_refused_with_an_option_hint(tmp_path: Path) -> None:
     document = make_rocprof_document()
     document["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"] = []
     document["rocprofiler-sdk-tool"][0]["buffer_records"]["memory_copy"] = []
@@ -119,7 +119,7 @@ def test_a_trace_without_kernels_is_refused_with_the_option(tmp_path: Path) -> N
     )
 
 
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a_results.json"
     path.write_text(json.dumps(make_rocprof_document())[:-30])
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_the_chrome_trace_of_rocprof_is_read_by_its_tracks(tmp_path: Path) -> No
     assert list_busy_ns(node)[-1] == (65 * US, 40 * US)  # from the call at 5
 
 
-def test_the_database_of_the_first_rocprof_joins_work_and_call_by_index(tmp_path: Path) -> None:
+def test_rocprof_database_kernels_and_calls_are_joined_by_index(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute('CREATE TABLE HIP ("BeginNs", "EndNs", "pid", "tid", "Name", "Index")')

@@ -46,7 +46,7 @@ def test_a_tpu_is_busy_in_operations_and_steps_are_those_of_the_program(tmp_path
     assert account.skipped == {"operations that wait for the host": 1}
 
 
-def test_the_streams_of_a_gpu_count_once_and_their_launches_are_found(tmp_path: Path) -> None:
+def test_gpu_streams_are_merged_and_launches_found(tmp_path: Path) -> None:
     gpu: Lines = {
         "Stream #7(Compute)": [("gemm", 50, 20, {"correlation_id": 3})],
         "Stream #8(MemcpyH2D)": [("MemcpyH2D", 60, 20, {"correlation_id": 4})],
@@ -88,7 +88,7 @@ def test_a_profile_without_a_device_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path: Path) -> None:
+def test_a_damaged_profile_is_read_partly_or_refused(tmp_path: Path) -> None:
     whole = encode_xspace({"/device:TPU:0": TPU}) + encode_xspace({"/device:TPU:1": TPU})
     (node,), (account,) = import_files([write(tmp_path, whole[:-40])])
     assert list_busy_ns(node, "tpu0")[-1][1] == 200
@@ -100,7 +100,7 @@ def test_a_damaged_profile_is_read_up_to_the_damage_or_refused_with_it(tmp_path:
 
 
 @pytest.mark.parametrize("executors", [False, True])
-def test_the_host_plane_shows_what_the_host_did_and_when_the_process_started(
+def test_the_host_plane_gives_host_activity_and_process_start(
     tmp_path: Path, executors: bool
 ) -> None:
     """Two devices of one process, the second without work until 45 ms.
@@ -172,7 +172,7 @@ def done(kind: str, result: str, operand: str, more: str = "") -> str:
         (done("all-gather-done", _F32, _F32), 100, None, 10_000),
     ],
 )
-def test_in_the_end_of_an_asynchronous_operation_the_core_waits(
+def test_asynchronous_operation_ends_count_as_core_waits(
     tmp_path: Path, operation: str, busy: int, to_device: int | None, communicated: int
 ) -> None:
     """A step of 100 us: 40 of work, 10 in the end of the operation, 50 of work."""
@@ -193,7 +193,7 @@ def test_in_the_end_of_an_asynchronous_operation_the_core_waits(
     assert sum(span[3] for span in waits) == communicated
 
 
-def test_waits_for_host_memory_are_lost_time_and_the_advice_is_for_xla(tmp_path: Path) -> None:
+def test_host_memory_waits_are_lost_time_with_xla_advice(tmp_path: Path) -> None:
     """Of each of 40 steps of 10 ms the core waits 9 ms for a copy from the host."""
     ms = 1_000_000
     operations, steps = [], []
@@ -210,7 +210,7 @@ def test_waits_for_host_memory_are_lost_time_and_the_advice_is_for_xla(tmp_path:
     assert "cuda" not in str(finding)
 
 
-def test_each_device_has_its_own_steps_and_copies_alone_are_no_rank(tmp_path: Path) -> None:
+def test_devices_with_copies_alone_do_not_become_ranks(tmp_path: Path) -> None:
     """Devices 4 and 6 work one after the other, 300 and 400 ns; device 1 only copies."""
     planes: dict[str, Lines] = {
         "/device:GPU:1": {"Stream #1(MemcpyH2D)": [("MemcpyH2D", 2000, 10, {})]},

@@ -27,7 +27,7 @@ def write_graph(folder: Path, nodes: bytes) -> Path:
     return path
 
 
-def test_a_graph_with_starts_is_a_timeline(tmp_path: Path) -> None:
+def test_a_graph_with_start_times_becomes_a_timeline(tmp_path: Path) -> None:
     nodes = [
         encode_chakra_node("aten::mm", 1000, 30, True, 1),
         encode_chakra_node("gemm", 1010, 40, False, 7),
@@ -41,7 +41,7 @@ def test_a_graph_with_starts_is_a_timeline(tmp_path: Path) -> None:
     assert account.skipped == {"nodes without a time": 1}
 
 
-def test_a_linked_trace_is_a_timeline(tmp_path: Path) -> None:
+def test_a_linked_trace_becomes_a_timeline(tmp_path: Path) -> None:
     nodes = [
         {"id": 2, "name": "aten::mm", "ctrl_deps": 1, "ts": 100, "inclusive_dur": 30},
         {
@@ -78,7 +78,7 @@ def test_a_linked_trace_is_a_timeline(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_graphs_without_times_are_refused_with_the_way_to_add_them(
+def test_graphs_without_times_are_refused_with_a_hint(
     tmp_path: Path, name: str, content: object, why: str
 ) -> None:
     path = tmp_path / name

@@ -81,7 +81,7 @@ def install(monkeypatch: pytest.MonkeyPatch, records: dict[str, Records]) -> Non
     monkeypatch.setitem(sys.modules, "darshan", module)
 
 
-def test_reads_of_a_rank_are_its_waits_and_no_device_is_claimed(
+def test_reads_of_a_rank_become_data_waits_without_a_device(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = Records(
@@ -113,15 +113,13 @@ def test_reads_of_a_rank_are_its_waits_and_no_device_is_claimed(
     assert account.answers == account.notes[:1]
 
 
-def test_a_log_that_traces_writes_alone_is_refused_with_that_reason(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_of_writes_alone_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"DXT_POSIX": Records([record(0, "node-a", [], writes=3)])})
     with pytest.raises(CannotImportError, match="traces 3 writes and no read; only reads"):
         import_files([log])
 
 
-def test_totals_without_times_are_refused_with_what_they_say(
+def test_totals_without_times_are_refused_and_stated(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = {"POSIX_F_READ_TIME": 1.25, "POSIX_BYTES_READ": 3e6}
@@ -134,7 +132,7 @@ def test_totals_without_times_are_refused_with_what_they_say(
     )
 
 
-def test_without_the_package_the_command_to_install_it_is_named(
+def test_a_missing_darshan_package_is_reported_with_the_install_command(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "darshan", None)

@@ -27,7 +27,7 @@ TRACE = SEEDS / "dftracer" / "trace-0-of-2.pfw"
 ORIGIN = 1_700_000_000_000 * MS
 
 
-def test_a_rank_that_loads_by_itself() -> None:
+def test_a_rank_loading_in_its_main_process_is_imported() -> None:
     (node,), (account,) = import_files([TRACE])
     assert (node.name, node.wall_minus_own_ns) == ("node-a", 0)
     assert list_ranks(node) == [(70, 0, 2, "emulated-0")]
@@ -55,7 +55,7 @@ def test_a_rank_that_loads_by_itself() -> None:
     ]
 
 
-def test_functions_are_stacks_of_the_thread_that_ran_them_most() -> None:
+def test_functions_become_stacks_of_the_main_thread() -> None:
     (node,), _ = import_files([TRACE])
     samples = list_samples(node, 70)[0]
     train, read = "<dftracer>:0 DLIOBenchmark._train", "<dftracer>:0 loop.iter"
@@ -74,7 +74,7 @@ def test_functions_are_stacks_of_the_thread_that_ran_them_most() -> None:
     assert samples[0] == (1_700_000_000_085.0, 10.0, [train])
 
 
-def test_workers_load_for_the_process_that_forked_them() -> None:
+def test_worker_loading_is_assigned_to_the_parent_process() -> None:
     (node,), _ = import_files(sorted((SEEDS / "dftracer" / "workers").iterdir()))
     assert (node.name, node.wall_minus_own_ns) == ("node-b", None)
     assert list_ranks(node) == [(90, None, None, "")]
@@ -89,7 +89,7 @@ def test_workers_load_for_the_process_that_forked_them() -> None:
     }
 
 
-def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_and_invalid_lines_are_counted(tmp_path: Path) -> None:
     lines = TRACE.read_bytes().splitlines()
     bad = [
         b'{"name":"pread","cat":"POSIX","pid":70,"ts":1e300,"dur":1,"ph":"X","args":{"hhash":7}}',
@@ -113,7 +113,7 @@ def test_a_file_cut_off_is_read_up_to_there_and_rubbish_is_counted(tmp_path: Pat
     }
 
 
-def test_a_trace_of_reads_alone_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_trace_of_reads_alone_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "io.pfw"
     path.write_bytes(b"\n".join(TRACE.read_bytes().splitlines()[:6]))
     with pytest.raises(CannotImportError, match="the traces hold only reads"):
@@ -136,7 +136,7 @@ def test_steps_end_with_the_last_computing_before_the_next_wait() -> None:
     assert steps(at((0, 9)), waits, at((1, 2))) == [[10, 50], [50, 90]]
 
 
-def test_what_a_path_and_a_name_say() -> None:
+def test_file_systems_and_ranks_are_read_from_paths() -> None:
     paths = (
         "/p/lustre1/x",
         "/gpfs/x",
@@ -181,7 +181,7 @@ def write_old(as_text: bool, separator: str, opening: str, closing: str) -> byte
         write_old(False, ",", "[", "]"),  # a list on one line
     ],
 )
-def test_files_of_the_first_versions(content: bytes, tmp_path: Path) -> None:
+def test_old_file_versions_are_read(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.pfw"
     path.write_bytes(content)
     (node,), (account,) = import_files([path])
@@ -194,7 +194,7 @@ def test_files_of_the_first_versions(content: bytes, tmp_path: Path) -> None:
     assert not account.skipped
 
 
-def test_a_hash_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
+def test_numeric_and_text_hashes_are_equal(tmp_path: Path) -> None:
     path = tmp_path / "trace.pfw"
     text = write_old(False, "\n", "[\n", "\n").decode().replace('"hostname":"node-a"', '"hhash":7')
     text = text.replace('"fname":"/lustre/a.npz"', '"fhash":"12"')
@@ -208,7 +208,7 @@ def test_a_hash_is_the_same_as_a_number_and_as_text(tmp_path: Path) -> None:
     assert list_spans(node, 70, ORIGIN)["loading"][0] == (1000, 1100, 80 * MS, 20 * MS, 4096, 2)
 
 
-def test_aggregated_events_have_no_place_in_time(tmp_path: Path) -> None:
+def test_aggregated_events_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.pfw"
     path.write_text(
         '[\n{"name":"read","cat":"POSIX","pid":7,"tid":3,"ts":1500,"dur":0,"ph":"C",'
@@ -230,7 +230,7 @@ def profiled(name: str, category: str, at_ms: int, length_ms: int) -> str:
     )
 
 
-def test_a_loop_and_computations_under_names_of_their_own(tmp_path: Path) -> None:
+def test_custom_loop_and_compute_names_are_recognized(tmp_path: Path) -> None:
     """Each step waits 80 ms, copies 2 and computes 5 + 10; the body of the loop is 20 ms."""
     lines = ["["]
     for at in (1000, 1100):
@@ -251,7 +251,7 @@ def test_a_loop_and_computations_under_names_of_their_own(tmp_path: Path) -> Non
     assert account.read["forward passes"] == account.read["backward passes"] == 2
 
 
-def test_a_trace_of_unknown_names_is_refused_with_these_names(tmp_path: Path) -> None:
+def test_unknown_event_names_are_listed_in_the_refusal(tmp_path: Path) -> None:
     path = tmp_path / "trace-0-of-2.pfw"
     event = '{"name":"tick","cat":"mine","pid":1,"tid":9,"ts":1000,"dur":10,"ph":"X"}'
     path.write_text(f"[\n{event}\n")

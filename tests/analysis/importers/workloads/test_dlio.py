@@ -24,7 +24,7 @@ RUN = sorted((SEEDS / "dlio" / "run").iterdir())
 ORIGIN = 1_704_067_200_000 * MS  # 2024-01-01 00:00:00 UTC
 
 
-def test_a_folder_is_one_job_of_two_hosts() -> None:
+def test_a_folder_is_imported_as_a_job_of_two_hosts() -> None:
     nodes, accounts = import_files(RUN)
     assert [(node.name, list_ranks(node)) for node in nodes] == [
         ("node-a", [(1, 0, 2, "emulated-0")]),
@@ -82,9 +82,7 @@ def test_the_utilization_follows_the_rule_of_the_benchmark() -> None:
     assert ratios == [pytest.approx([0.5, 0.5]), pytest.approx([2 / 4.5, 1 / 3])]
 
 
-def test_a_slow_first_batch_costs_no_utilization_and_a_missing_time_all_of_it(
-    tmp_path: Path,
-) -> None:
+def test_utilization_excludes_the_first_batch_and_needs_block_times(tmp_path: Path) -> None:
     output, epochs = tmp_path / "0_output.json", tmp_path / "per_epoch_stats.json"
 
     def ratios(first_s: float, end_s: int = 30, compute: object = None) -> object:
@@ -105,9 +103,7 @@ def test_a_slow_first_batch_costs_no_utilization_and_a_missing_time_all_of_it(
     assert AU_FACT not in node.header().devices[0]
 
 
-def test_the_report_has_the_utilization_of_the_benchmark_and_no_other_report_has(
-    tmp_path: Path,
-) -> None:
+def test_benchmark_utilization_is_reported_only_for_benchmark_runs(tmp_path: Path) -> None:
     report = analyze(RUN)
     values = {metric.name: metric for metric in report.metrics}
     # the mean of the epochs of both ranks
@@ -123,7 +119,7 @@ def test_the_report_has_the_utilization_of_the_benchmark_and_no_other_report_has
     assert (values["au_ratio"].value, values["au_ratio"].why_missing) == (None, NO_BENCHMARK)
 
 
-def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:
+def test_iostat_output_becomes_disk_counters_of_its_host() -> None:
     nodes, _ = import_files(RUN)
     expected = {
         "disk.read_bytes_total": {1000: 0, 2000: 3 << 20, 4000: 5 << 20},
@@ -137,7 +133,7 @@ def test_iostat_becomes_counters_of_the_host_it_ran_on() -> None:
         assert list_readings(nodes[1], signal, "vda", ORIGIN) == {}
 
 
-def test_without_times_of_day_blocks_follow_each_other() -> None:
+def test_blocks_without_wall_times_are_placed_in_sequence() -> None:
     (node,), (account,) = import_files([RUN[0]])
     assert node.wall_minus_own_ns is None
     assert [span[:2] for span in list_spans(node, 1)["step"]] == [
@@ -150,7 +146,7 @@ def test_without_times_of_day_blocks_follow_each_other() -> None:
     assert account.notes[-1] == "no times of day: blocks are placed one after the other"
 
 
-def test_senseless_steps_are_counted(tmp_path: Path) -> None:
+def test_invalid_steps_are_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "3_output.json"
     load = [1.0, None, -1.0, 1e300, 10**400, "x", 0.5]
     text = json.dumps({"1": {"load": {"block1": load}, "proc": {"block1": [2.0] * 6}}, "x": [1]})
@@ -168,7 +164,7 @@ def test_senseless_steps_are_counted(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_output_says_what_is_needed(tmp_path: Path) -> None:
+def test_missing_output_files_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text((SEEDS / "dlio" / "run" / "summary.json").read_text())
     nodes, (account,) = import_files([path])  # its figures are an answer, without a rank

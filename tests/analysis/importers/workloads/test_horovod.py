@@ -38,7 +38,7 @@ def write(folder: Path, events: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_the_rank_that_comes_last_is_named_and_each_instant_counts_once(tmp_path: Path) -> None:
+def test_the_last_rank_is_named_and_overlapping_waits_merged(tmp_path: Path) -> None:
     # Waits for rank 2 alone: 20..100 and, of another tensor, 50..300: 280 us together.
     # For rank 0 alone: 500..520. Operations: 100..200, 300..400, 520..600: 280 of 600 us.
     events = [
@@ -57,13 +57,13 @@ def test_the_rank_that_comes_last_is_named_and_each_instant_counts_once(tmp_path
     )
 
 
-def test_no_rank_is_named_where_they_take_turns(tmp_path: Path) -> None:
+def test_alternating_last_ranks_name_no_rank(tmp_path: Path) -> None:
     events = [*operation(1, [0, 100], 200), *operation(1, [400, 300], 500)]
     (answer,) = analyze(write(tmp_path, events)).answers
     assert answer.endswith("; the last rank changes, none caused most of the waits")
 
 
-def test_an_operation_of_one_rank_shows_nothing(tmp_path: Path) -> None:
+def test_an_operation_of_a_single_rank_is_refused(tmp_path: Path) -> None:
     _, _, why = import_folder(HorovodTimeline(), write(tmp_path, operation(1, [5], 50)))
     assert "no operation for which two ranks were ready" in why
 

@@ -65,7 +65,7 @@ def write(path: Path, events: object) -> Path:
     return path
 
 
-def test_two_stages_whole(tmp_path: Path) -> None:
+def test_a_pipeline_of_two_stages_is_imported(tmp_path: Path) -> None:
     (node,), (account,), why = import_folder(MegatronPipeline(), write(tmp_path / "a.json", EVENTS))
     assert why == ""
     assert list_ranks(node) == {1: (0, 2, "stage0"), 2: (1, 2, "stage1")}
@@ -167,14 +167,14 @@ def lost_us(path: Path) -> tuple[dict[str, float], Report]:
     return total, report
 
 
-def test_stages_with_equal_work_lose_time_to_the_schedule_alone(tmp_path: Path) -> None:
+def test_equal_stages_lose_time_only_to_pipeline_bubbles(tmp_path: Path) -> None:
     # 90 us an iteration, each stage works 60: stage 0 waits 20-50, stage 1 0-10 and 70-90.
     lost, report = lost_us(write_pipeline(tmp_path / "a.json", 2))
     assert lost == pytest.approx({"sync-bubble": 60, "all": 60}, abs=0.7)
     assert report.findings[0].culprits == ()
 
 
-def test_a_heavy_last_stage_is_blamed_for_what_it_works_more(tmp_path: Path) -> None:
+def test_a_heavy_last_stage_is_blamed_for_its_extra_work(tmp_path: Path) -> None:
     # 130 us: stage 0 works 60 and waits 20-70, 90-110; stage 1 works 100 and waits 0-10, 110-130.
     # Of the 70 us of stage 0, 40 are what stage 1 works more; the rest is the schedule.
     lost, report = lost_us(write_pipeline(tmp_path / "a.json", 4))
@@ -183,13 +183,13 @@ def test_a_heavy_last_stage_is_blamed_for_what_it_works_more(tmp_path: Path) -> 
     assert [culprit.rank for culprit in imbalance.culprits] == [1]
 
 
-def test_time_without_any_pass_is_an_exchange(tmp_path: Path) -> None:
+def test_time_without_any_pass_counts_as_transfer(tmp_path: Path) -> None:
     # As above with equal work; twice 5 us of both stages in which nobody works.
     lost, _ = lost_us(write_pipeline(tmp_path / "a.json", 2, 5))
     assert lost == pytest.approx({"sync-bubble": 60, "net-transfer": 20, "all": 80}, abs=0.7)
 
 
-def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
+def test_invalid_and_unfinished_events_are_counted(tmp_path: Path) -> None:
     more = [
         {"name": "forward", "ph": "B", "ts": 120, "pid": 0},
         {"name": "forward", "ph": "E", "pid": 0},
@@ -214,7 +214,7 @@ def test_bad_events_are_counted_and_what_never_ends_too(tmp_path: Path) -> None:
     assert len(list_spans(node)["1 step"]) == 1
 
 
-def test_what_holds_nothing_is_reported(tmp_path: Path) -> None:
+def test_a_file_without_passes_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EVENTS[:2])
     assert "forward or backward" in import_folder(MegatronPipeline(), path)[2]
     cut = tmp_path / "cut.json"

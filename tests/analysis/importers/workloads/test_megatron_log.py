@@ -32,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_iterations_follow_each_other_and_pauses_lie_between(tmp_path: Path) -> None:
+def test_iterations_are_placed_with_pauses_between_lines(tmp_path: Path) -> None:
     (node,), (account,) = import_files([write(tmp_path, LOG)])
     assert list_ranks(node) == [(1, None, 8, "unseen")]
     # 11 s between two lines, of which two iterations explain 573 ms
@@ -55,7 +55,7 @@ def test_iterations_follow_each_other_and_pauses_lie_between(tmp_path: Path) -> 
     assert account.read == {"iterations": 5, "tables of timers": 2}
 
 
-def test_forks_older_timers_and_restarts(tmp_path: Path) -> None:
+def test_forked_formats_old_timers_and_restarts_are_read(tmp_path: Path) -> None:
     text = (
         "[INFO] - iteration=       7/  90 | samples= 8 | elapsed_time_per_iteration_ms=20.5 |\n"
         "time (ms) | forward-compute: 12.50 | backward-compute: 7.00\n"
@@ -86,7 +86,7 @@ def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_the_share_of_timers_that_are_not_compute_is_the_answer(tmp_path: Path) -> None:
+def test_the_answer_states_timer_shares_other_than_compute(tmp_path: Path) -> None:
     """Iterations of 4802.3, 2 x 291.5 and 2 x 286.5 ms: 1191.66 ms in the mean."""
     table = (
         "(min, max) time across ranks (ms):\n"
@@ -108,7 +108,7 @@ def test_the_share_of_timers_that_are_not_compute_is_the_answer(tmp_path: Path) 
     assert "Answer: An iteration takes 1.19 s" in screen and "doctor" not in screen
 
 
-def test_a_log_is_recognized_by_lines_far_from_its_beginning(tmp_path: Path) -> None:
+def test_a_log_is_recognized_by_lines_deep_in_the_file(tmp_path: Path) -> None:
     """The iterations stand behind 200 KB and, in a second file, amid 12 MB of other output."""
     for repeats in (10_000, 300_000):
         path = write(tmp_path, "setting up the job\n" * repeats + LOG * 200)
@@ -118,7 +118,7 @@ def test_a_log_is_recognized_by_lines_far_from_its_beginning(tmp_path: Path) -> 
         assert analyze(path).answers[0].startswith("An iteration takes")
 
 
-def test_a_log_of_nccl_and_of_megatron_gives_both(tmp_path: Path) -> None:
+def test_a_mixed_nccl_and_megatron_log_gives_both_answers(tmp_path: Path) -> None:
     line = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
     path = write(tmp_path, line * 2000 + LOG)
     answers = analyze(path).answers
@@ -131,7 +131,7 @@ def test_a_log_of_nccl_and_of_megatron_gives_both(tmp_path: Path) -> None:
         assert [account.format for account in inputs.accounts] == ["NCCL log or nccl-tests table"]
 
 
-def test_the_size_of_the_world_is_the_largest_that_the_log_states(tmp_path: Path) -> None:
+def test_the_largest_stated_world_size_is_used(tmp_path: Path) -> None:
     text = LOG.replace(
         "using world size: 8, data-parallel size: 4",
         "n1: [INFO] [launch.py:163:main] dist_world_size=16\n"
@@ -142,7 +142,7 @@ def test_the_size_of_the_world_is_the_largest_that_the_log_states(tmp_path: Path
     assert describe_scope(report).startswith("1 trace, 1 of 16 ranks, 5 steps")
 
 
-def test_timers_before_the_first_iteration_are_part_of_none(tmp_path: Path) -> None:
+def test_timers_before_the_first_iteration_are_ignored(tmp_path: Path) -> None:
     text = (
         "time (ms) | load-checkpoint: 5000.00\n"
         " iteration 1/ 2 | elapsed time per iteration (ms): 100.0 |\n"

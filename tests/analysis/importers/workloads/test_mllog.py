@@ -23,7 +23,7 @@ COLD = (
 STAGED = "staging took 20.0 s before training, 15.4 % of the run"  # of 130 s
 
 
-def test_a_run_has_its_epochs_for_steps() -> None:
+def test_epochs_of_a_run_become_its_steps() -> None:
     (node,), (account,) = import_files(THREE[:1])
     assert list_ranks(node) == [(1, None, None, "unseen")]
     assert list_spans(node, 1, ORIGIN) == {
@@ -51,7 +51,7 @@ def test_a_run_has_its_epochs_for_steps() -> None:
     assert account.notes == [STAGED, COLD]
 
 
-def test_of_three_instances_the_slow_one_is_named() -> None:
+def test_the_slowest_of_three_instances_is_named() -> None:
     nodes, accounts = import_files(THREE)
     assert [node.job for node in nodes] == [f"three/result_{n}" for n in range(3)]
     assert accounts[0].notes == [STAGED, COLD]
@@ -63,7 +63,7 @@ def test_of_three_instances_the_slow_one_is_named() -> None:
     ]
 
 
-def test_the_start_up_and_the_size_of_a_run_are_its_answers(tmp_path: Path) -> None:
+def test_the_answers_state_startup_and_size_of_a_run(tmp_path: Path) -> None:
     """Start-up of 25 s of 135 or 136 s; the first line comes at 0, run_start at 5 s."""
     facts = [
         {"time_ms": 1_700_000_000_000, "key": key, "value": value}
@@ -90,7 +90,7 @@ def test_the_start_up_and_the_size_of_a_run_are_its_answers(tmp_path: Path) -> N
     )
 
 
-def test_instances_that_are_alike_are_reported(tmp_path: Path) -> None:
+def test_equally_fast_instances_are_reported(tmp_path: Path) -> None:
     paths = [tmp_path / f"r{number}.txt" for number in range(3)]
     for path in paths:
         path.write_bytes(THREE[0].read_bytes())
@@ -130,7 +130,7 @@ def test_a_log_without_epochs_is_refused(tmp_path: Path) -> None:
         import_files([path])
 
 
-def test_start_up_ends_where_a_first_epoch_begins_that_lasts_for_long(tmp_path: Path) -> None:
+def test_startup_ends_at_the_start_of_a_long_first_epoch(tmp_path: Path) -> None:
     printed = [(0, "init_start"), (100, "init_stop"), (101, "run_start"), (101, "epoch_start")]
     printed += [
         (901, "epoch_stop"),

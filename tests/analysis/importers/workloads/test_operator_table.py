@@ -40,7 +40,7 @@ TO_0, TO_1 = (peer + 1 << layout.PEER_SHIFT for peer in (0, 1))
 ISSUED, WAITED = (form << layout.FORM_SHIFT for form in (layout.ISSUE, layout.WAIT))
 
 
-def test_both_stages_of_a_pipeline() -> None:
+def test_both_stages_of_a_pipeline_are_imported() -> None:
     (node,), (account,) = import_files([TIMELINE])
     assert list_ranks(node) == [(1, 0, 2, "gpu0"), (2, 1, 2, "gpu1")]
     first, last = (list_spans(node, pid) for pid in (1, 2))
@@ -75,7 +75,7 @@ def test_both_stages_of_a_pipeline() -> None:
     ]
 
 
-def test_what_is_sent_together_with_a_receive_is_issued_and_waited_for(tmp_path: Path) -> None:
+def test_a_send_overlapping_a_receive_becomes_issue_and_wait(tmp_path: Path) -> None:
     events = json.loads(TIMELINE.read_text())
     sends = [event for event in events if event["name"] == "forward-send"]
     for send in sends:  # begins with the receive, at 499
@@ -111,7 +111,7 @@ def test_broken_timelines_are_read_to_the_last_whole_event(tmp_path: Path) -> No
     }
 
 
-def test_of_two_tables_of_one_job_what_is_ideal_is_left_out(tmp_path: Path) -> None:
+def test_the_ideal_table_of_a_job_is_left_out(tmp_path: Path) -> None:
     for name in ("ideal-timeline.json", "timeline.json"):
         (tmp_path / name).write_bytes(TIMELINE.read_bytes())
     (_,), (ideal, measured) = import_files(sorted(tmp_path.iterdir()))
@@ -175,9 +175,7 @@ def write_pipeline(path: Path, steps: int, copies: int = 1) -> None:
     path.write_text(json.dumps(events))
 
 
-def test_the_slowdown_is_that_of_the_same_pipeline_with_the_mean_of_each_pass(
-    tmp_path: Path,
-) -> None:
+def test_slowdown_compares_with_the_mean_duration_of_each_pass(tmp_path: Path) -> None:
     # A step takes 74 ms. With the mean of 10 ms a pass: stage 0 forward 0-10 and 11-21, stage 1
     # forward 11-21, backward 21-31, exchange until 32, stage 0 backward 32-42, stage 1 forward
     # 32-42, backward 42-52, sends until 53, stage 0 backward 53-63, all meet until 64.
@@ -201,7 +199,7 @@ def test_the_slowdown_is_that_of_the_same_pipeline_with_the_mean_of_each_pass(
     assert first.culprits[0].recoverable_ns == first.recoverable_ns
 
 
-def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -> None:
+def test_an_evenly_slow_stage_is_a_single_culprit_group(tmp_path: Path) -> None:
     # The pipeline of the test before, twice: both ranks of stage 1 take 15 ms a pass, others 5.
     path = tmp_path / "timeline.json"
     write_pipeline(path, steps=60, copies=2)
@@ -228,7 +226,7 @@ def test_a_stage_whose_ranks_are_all_alike_slow_is_one_culprit(tmp_path: Path) -
     assert stored["culprit_group"] == {"name": "stage 1", "ranks": [2, 3]}
 
 
-def test_a_single_slow_rank_of_a_stage_is_no_group(tmp_path: Path) -> None:
+def test_a_single_slow_rank_forms_no_culprit_group(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     write_pipeline(path, steps=60)
     assert all(finding.culprit_group is None for finding in analyze(path).findings)
@@ -246,7 +244,7 @@ def build_stages(passes: dict[tuple[int, int], int], meets: dict[int, int]) -> O
     return table
 
 
-def test_ranks_of_a_stage_that_go_on_together_waited_for_the_last_of_them() -> None:
+def test_stage_ranks_resuming_together_waited_for_the_last_rank() -> None:
     """Stage 0 ends at 100, 140, 190 and goes on at 192; stage 1 all end at 200, then idle."""
     ends = {(0, 0): 100, (0, 1): 140, (0, 2): 190, (1, 0): 200, (1, 1): 200, (1, 2): 201}
     account = Account(Path("job.parquet"))
@@ -277,7 +275,7 @@ def test_ranks_of_a_stage_that_go_on_together_waited_for_the_last_of_them() -> N
         ({0: (0, 100), 1: (50, 100)}, set()),  # of two ranks it may be chance
     ],
 )
-def test_how_many_have_to_go_on_at_the_same_instant(
+def test_joint_waits_need_enough_ranks_resuming_together(
     gaps: dict[int, tuple[int, int]], joint: set[int]
 ) -> None:
     in_ns = {rank: (start * MS, end * MS) for rank, (start, end) in gaps.items()}
@@ -288,9 +286,7 @@ def test_how_many_have_to_go_on_at_the_same_instant(
     ("slow", "heavy"),
     [({(1, 0), (1, 1), (1, 2)}, True), ({(1, 0)}, False)],  # the whole stage, or one rank of it
 )
-def test_a_stage_whose_ranks_have_more_work_is_the_answer(
-    slow: set[tuple[int, int]], heavy: bool
-) -> None:
+def test_a_stage_with_more_work_is_the_answer(slow: set[tuple[int, int]], heavy: bool) -> None:
     ends = {(stage, copy): 100 for stage in (0, 1) for copy in range(3)}
     account = Account(Path("job.parquet"))
     build_node(build_stages(ends | dict.fromkeys(slow, 150), {0: 200, 1: 200}), account)
@@ -301,7 +297,7 @@ def test_a_stage_whose_ranks_have_more_work_is_the_answer(
     assert account.answers == ([answer] if heavy else [])
 
 
-def test_a_table_of_another_job_is_refused_and_strict_fails(tmp_path: Path) -> None:
+def test_a_table_of_another_job_is_refused(tmp_path: Path) -> None:
     events = json.loads(TIMELINE.read_text())
     for event in events:  # a third copy of each stage: other ranks
         event["pid"] = 1

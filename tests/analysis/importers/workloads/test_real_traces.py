@@ -11,6 +11,7 @@ import pytest
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.pipeline import analyze
 from clusterprof.probe import layout
+from tests.support.import_results import read_span_table
 from tests.support.trace_imports import SHARED, import_files, list_ranks
 
 S = 1e9
@@ -26,7 +27,7 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 def table(node: NodeTables, pid: int) -> np.ndarray:
     """All spans of a process."""
-    return node._spans[pid].to_array()
+    return read_span_table(node._spans[pid])
 
 
 def seconds(spans: np.ndarray, kind: int) -> float:
@@ -35,7 +36,7 @@ def seconds(spans: np.ndarray, kind: int) -> float:
     return float((mine[1] - mine[0]).sum()) / S
 
 
-def test_dftracer_sees_what_the_loading_of_every_rank_was_made_of() -> None:
+def test_dftracer_loading_of_every_rank_matches_known_values() -> None:
     (node,), _ = import_files(files("dftracer-dlio-8rank", "*.pfw.gz"))
     known = json.loads((SHARED / "dftracer-dlio-8rank" / "known.json").read_text())["per_rank"]
     assert node.name == "corona171"
@@ -59,7 +60,7 @@ def test_dftracer_sees_what_the_loading_of_every_rank_was_made_of() -> None:
         )
 
 
-def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None:
+def test_mlperf_storage_waits_match_the_listed_times() -> None:
     paths = files("mlperf-storage", "hpe_unet3d_h100_run1/*.json*")
     nodes, accounts = import_files(paths)
     known = json.loads((SHARED / "mlperf-storage" / "known.json").read_text())
@@ -91,7 +92,7 @@ def test_mlperf_storage_waits_and_first_batches_are_those_of_its_lists() -> None
     assert 100 * value == pytest.approx(run["metric"]["train_au_mean_percentage"], abs=0.1)
 
 
-def test_dlio_sample_is_two_ranks_and_a_disk() -> None:
+def test_dlio_sample_gives_two_ranks_and_a_disk() -> None:
     (node,), accounts = import_files(files("dlio-sample", "[!RkR]*.json")[:])
     assert [rank for _, rank, _, _ in list_ranks(node)] == [0, 1]
     assert {column.device for column in node._columns if column.signal.startswith("disk.")} == {
@@ -126,7 +127,7 @@ def test_mllog_names_the_slow_instance_and_the_cold_epochs() -> None:
             assert staged == []
 
 
-def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
+def test_slowdown_of_the_straggling_job_matches_the_published_value() -> None:
     report = analyze(files("straggler-bytedance", "timeline-ST.json.gz"))
     known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     values = {metric.name: metric.value for metric in report.metrics}
@@ -135,7 +136,7 @@ def test_the_slowdown_of_the_straggling_job_is_that_of_its_authors() -> None:
     )
 
 
-def test_the_last_stage_of_the_straggling_job_works_more() -> None:
+def test_stage_work_of_the_straggling_job_matches_known_values() -> None:
     (node,), _ = import_files(files("straggler-bytedance", "timeline-ST.json.gz"))
     known = json.loads((SHARED / "straggler-bytedance" / "known.json").read_text())["jobs"]["ST"]
     work: dict[int, list[float]] = {}

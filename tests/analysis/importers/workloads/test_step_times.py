@@ -54,7 +54,7 @@ def barrier(start: int, end: int, number: int) -> tuple[int, ...]:
     return (start * MS, end * MS, GROUP, number, -1, BARRIER)
 
 
-def test_durations_become_own_time_and_the_wait_for_the_slowest(tmp_path: Path) -> None:
+def test_durations_become_own_time_and_waits_for_the_slowest(tmp_path: Path) -> None:
     text = b"""rank,step,duration_ms
 0,5,10
 1,5,30
@@ -77,7 +77,7 @@ def test_durations_become_own_time_and_the_wait_for_the_slowest(tmp_path: Path) 
     assert account.notes[-1].startswith("1 of 4 steps lack some rank")
 
 
-def test_starts_and_ends_stay_where_they_were(tmp_path: Path) -> None:
+def test_given_start_and_end_times_are_kept(tmp_path: Path) -> None:
     rows = [
         {"rank": 0, "step": 0, "start_ms": 100, "end_ms": 110, "host": "a"},
         {"rank": 1, "step": 0, "start_ms": 101, "end_ms": 130, "host": "b"},
@@ -113,7 +113,7 @@ def test_ranks_that_do_not_wait_for_each_other_are_not_reported_as_waiting(tmp_p
     assert "no rank is shown to wait" in account.notes[-1]
 
 
-def test_units_that_nobody_states_are_guessed_and_reported(tmp_path: Path) -> None:
+def test_missing_units_are_guessed_and_reported(tmp_path: Path) -> None:
     (node,), (account,) = import_files(
         StepTimes(), tmp_path, t=b"rank,step,step_time\n0,1,0.5\n1,1,0.25\n"
     )
@@ -126,7 +126,7 @@ def test_units_that_nobody_states_are_guessed_and_reported(tmp_path: Path) -> No
     assert account.notes[0].startswith("no unit is stated: durations are read as ms;")
 
 
-def test_a_table_without_a_unit_gets_a_verdict_in_shares_alone(tmp_path: Path) -> None:
+def test_a_table_without_a_unit_reports_shares_only(tmp_path: Path) -> None:
     """Rank 1 takes 3 of the steps' 3, rank 0 takes 1: it waits for two thirds of its time."""
     path = tmp_path / "job.of.two.csv"
     rows = [f"{rank},{step},{1 + 2 * rank}" for step in range(20) for rank in (0, 1)]
@@ -171,7 +171,7 @@ def test_other_files_are_not_recognised(head: bytes, tmp_path: Path) -> None:
     assert not StepTimes().recognizes(head, path)
 
 
-def test_a_table_without_a_row_and_parquet_without_its_reader(tmp_path: Path) -> None:
+def test_empty_tables_and_unreadable_parquet_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotImportError, match="no usable row"):
         import_files(StepTimes(), tmp_path, empty__csv=b"rank,step,duration\n")
     try:
@@ -199,7 +199,7 @@ def test_the_slow_rank_is_named_and_its_slowdown_is_exact(tmp_path: Path) -> Non
     assert slowdown(report) == pytest.approx(130 / 107.5, rel=1e-9)
 
 
-def test_ranks_that_are_alike_lose_nothing(tmp_path: Path) -> None:
+def test_equally_fast_ranks_lose_no_time(tmp_path: Path) -> None:
     rows = [f"{r},{n},100" for n in range(1, 61) for r in range(4)]
     path = tmp_path / "steps.csv"
     path.write_text("rank,step,duration_ms\n" + "\n".join(rows))
@@ -219,7 +219,7 @@ def answers(folder: Path, durations: Callable[[int, int], float]) -> tuple[str, 
     return report.answers
 
 
-def test_the_slowest_ranks_are_the_answer_of_a_table_whatever_was_lost(tmp_path: Path) -> None:
+def test_the_answer_names_the_slowest_ranks(tmp_path: Path) -> None:
     # 0.6 % are lost, too little for a finding
     assert answers(tmp_path, lambda r, n: 100.8 if r == 2 else 100) == (
         "Slowest of 4 ranks: rank 2 in 60 of 60 steps (1.01 times the median rank's mean)",
@@ -249,7 +249,7 @@ def test_the_known_stragglers_of_real_jobs_are_named(name: str, slowest: list[in
     assert others < 0.1 * first.lost_ns
 
 
-def test_durations_beyond_all_reason_are_refused(tmp_path: Path) -> None:
+def test_impossibly_long_durations_are_refused(tmp_path: Path) -> None:
     rows = b"rank,step,duration\n0,0,1e17\n1,0,1e17\n"
     with pytest.raises(CannotImportError, match="more than a century"):
         import_files(StepTimes(), tmp_path, huge__csv=rows)

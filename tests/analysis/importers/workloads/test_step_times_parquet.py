@@ -39,7 +39,7 @@ def test_a_table_of_other_columns_is_not_recognised(tmp_path: Path) -> None:
     assert not StepTimes().recognizes(source.head, source.path)
 
 
-def test_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_parquet_table_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "steps.parquet", rank=[0], step=[1], duration_s=[1.0])
     data = path.read_bytes()
     path.write_bytes(data[:-8] + b"\xff" * 4 + data[-4:])

@@ -27,7 +27,7 @@ def summary(path: Path, rows: Any, steps: Any = 2) -> Path:
     return path
 
 
-def test_averages_become_steps(tmp_path: Path) -> None:
+def test_averages_become_identical_steps(tmp_path: Path) -> None:
     row = {
         "identity": {"global_rank": 3, "world_size": 8, "hostname": "n1"},
         "metrics": {

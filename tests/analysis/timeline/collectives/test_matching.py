@@ -49,7 +49,7 @@ def sizes(result: MatchResult) -> list[int]:
     return np.diff(result.operations.first).tolist()
 
 
-def test_the_same_number_of_the_same_group_is_one_operation() -> None:
+def test_spans_with_equal_group_and_number_are_matched() -> None:
     matching = match_spans(
         concat_spans(*(spans_of(rank, ahead_ns=rank * 10**9) for rank in (2, 0, 1)))
     )
@@ -60,7 +60,7 @@ def test_the_same_number_of_the_same_group_is_one_operation() -> None:
     assert matching.unmatched == {}
 
 
-def test_equal_numbers_of_another_job_or_group_are_other_operations() -> None:
+def test_spans_of_other_jobs_or_groups_are_not_matched() -> None:
     matching = match_spans(
         concat_spans(spans_of(0), spans_of(1, job=1), spans_of(2, group=78), spans_of(3))
     )
@@ -68,28 +68,28 @@ def test_equal_numbers_of_another_job_or_group_are_other_operations() -> None:
     assert np.unique(matching.operations.process_group).size == 3
 
 
-def test_a_member_that_was_announced_and_not_seen_leaves_operations_incomplete() -> None:
+def test_operations_without_an_announced_member_are_incomplete() -> None:
     spans = concat_spans(spans_of(0), spans_of(1))
     matching = match_spans(spans, {(0, 77): np.array([0, 1, 2])})
     assert sizes(matching) == [2] * 40
     assert not matching.operations.complete.any()
 
 
-def test_a_truncated_recording_takes_part_in_what_it_saw() -> None:
+def test_a_truncated_recording_is_matched_in_its_own_operations() -> None:
     late = spans_of(1, LEAVES[10:], np.arange(10, 40))
     matching = match_spans(concat_spans(spans_of(0), late))
     assert sizes(matching) == [1] * 10 + [2] * 30
     assert matching.operations.complete.tolist() == [False] * 10 + [True] * 30
 
 
-def test_after_a_restart_numbers_begin_again() -> None:
+def test_numbers_restarted_on_all_ranks_are_matched() -> None:
     again = np.concatenate([np.arange(20), np.arange(20)])
     matching = match_spans(concat_spans(*(spans_of(rank, sequence=again) for rank in range(3))))
     assert sizes(matching) == [3] * 40
     assert matching.unmatched == {}
 
 
-def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> None:
+def test_a_rank_with_fewer_restarts_is_left_out() -> None:
     # Ranks 0 and 1 saw both lives, rank 2 only the second: its 0 … 19 are not their first 20.
     again = np.concatenate([np.arange(20), np.arange(20)])
     both = [spans_of(rank, sequence=again) for rank in range(2)]
@@ -99,21 +99,21 @@ def test_a_rank_that_began_again_less_often_than_the_others_is_left_out() -> Non
 
 
 @pytest.mark.parametrize("lag", [-2, -1, 1])
-def test_a_rank_whose_numbers_are_off_is_left_out(lag: int) -> None:
+def test_a_rank_with_shifted_numbers_is_left_out(lag: int) -> None:
     off = spans_of(2, LEAVES[5:30], np.arange(5, 30) + lag)
     matching = match_spans(concat_spans(spans_of(0), spans_of(1), off))
     assert matching.unmatched == {"sequence-skew": 25}
     assert sizes(matching) == [2] * 40
 
 
-def test_jitter_and_late_leavers_are_no_skew() -> None:
+def test_jitter_and_late_leavers_do_not_count_as_skew() -> None:
     late = LEAVES + RANDOM.integers(0, 20_000, LEAVES.size)
     late[7] += 25_000
     matching = match_spans(concat_spans(spans_of(0), spans_of(1), spans_of(2, late)))
     assert matching.unmatched == {}
 
 
-def test_spans_that_say_too_little_are_counted() -> None:
+def test_unmatchable_spans_are_counted_by_reason() -> None:
     matching = match_spans(
         concat_spans(
             spans_of(0),
@@ -144,9 +144,7 @@ def test_sends_and_receives_are_matched_by_direction() -> None:
     assert np.unique(matching.operations.process_group).size == 1  # one pair, both ways
 
 
-def test_an_asynchronous_operation_is_reached_at_its_issue_and_left_at_the_end_of_its_wait() -> (
-    None
-):
+def test_an_asynchronous_operation_spans_issue_to_wait_end() -> None:
     #  issue 10-12, wait 50-80 · blocking 90-95 · an issue without a wait · a wait without an issue
     start, end = np.array([10, 50, 90, 100, 110]), np.array([12, 80, 95, 101, 120])
     a, b = np.full(5, 77), np.array([0, 0, 1, 2, 3])

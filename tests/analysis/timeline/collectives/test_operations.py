@@ -27,7 +27,7 @@ def placed(*rows: tuple[float, float, int, float]) -> list[tuple[float, float, i
     return [tuple(row) for row in zip(*(column.tolist() for column in columns))]
 
 
-def test_a_wait_begins_when_its_host_came_or_when_the_one_before_it_ended() -> None:
+def test_a_device_wait_starts_after_its_host_and_predecessor() -> None:
     # 0.4 from 1.0; the host comes again at 1.1 and 1.2: 0.3 and 0.2 follow each other to 1.9.
     # Nothing is under way at 2.5.
     three = (1.0, 1.01, 5, 0.4), (1.1, 1.11, 7, 0.3), (1.2, 1.21, 9, 0.2)
@@ -39,7 +39,7 @@ def test_a_wait_begins_when_its_host_came_or_when_the_one_before_it_ended() -> N
     ]
 
 
-def test_hidden_waits_take_no_time_and_nonsense_is_none() -> None:
+def test_hidden_and_negative_waits_have_zero_length() -> None:
     assert placed((1.0, 1.1, 1, 0.0), (1.0, 1.1, 2, -3.0), (1.05, 1.1, 3, 0.2)) == [
         (1.0, 1.0, 1, 1.0),
         (1.0, 1.0, 2, 1.0),
@@ -47,14 +47,14 @@ def test_hidden_waits_take_no_time_and_nonsense_is_none() -> None:
     ]
 
 
-def test_time_before_an_instant_counts_waits_in_part() -> None:
+def test_waits_are_counted_partially_up_to_an_instant() -> None:
     waits = assign_wait_times(measured((1, 1, 1, ns(0.5)), (3, 3, 2, ns(1))))
     times = np.array([ns(t) for t in (0, 1, 1.25, 1.5, 2, 3.5, 9)])
     assert (waits.measure_before(times) / 1e9).tolist() == [0, 0, 0.25, 0.5, 0.5, 1.0, 1.5]
 
 
 @pytest.mark.parametrize("from_s", [1.2, 1.5, 1.8])
-def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
+def test_unfinished_waits_keep_their_times(from_s: float) -> None:
     rows = (0.2, 0.3, 1, ns(0.5)), (1.0, 1.01, 3, ns(0.4)), (1.1, 1.11, 5, ns(0.5))
     table = measured(*rows)
     keep = select_unfinished(table, ns(from_s))
@@ -64,7 +64,7 @@ def test_what_is_kept_of_a_run_is_placed_as_it_was(from_s: float) -> None:
     assert again.start_ns.tolist() == assign_wait_times(table).start_ns[1:].tolist()
 
 
-def test_operations_get_the_times_of_the_device_where_it_was_measured() -> None:
+def test_measured_operations_get_device_times() -> None:
     # sequence numbers 1, 2, 3; the second and the third were measured
     table = make_spans((1.0, 1.5, 7, 0), (2.0, 2.01, 7, 1), (2.1, 2.11, 7, 2))
     host = CollectiveSpans.from_table(table)

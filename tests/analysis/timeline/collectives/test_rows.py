@@ -40,7 +40,7 @@ def assign(
         [*range(200), 136, 200],  # by 63
     ],
 )
-def test_threads_out_of_order_are_no_restart(numbers: list[int]) -> None:
+def test_out_of_order_threads_do_not_count_as_restart(numbers: list[int]) -> None:
     assert assign(numbers) == [0] * len(numbers)
 
 
@@ -54,7 +54,7 @@ def test_threads_out_of_order_are_no_restart(numbers: list[int]) -> None:
         ([*range(131), 66, 67], [0] * 131 + [1, 1]),  # from 130 to 66: by 64
     ],
 )
-def test_counting_from_zero_or_far_back_is_a_restart(
+def test_counting_from_zero_or_far_back_counts_as_restart(
     numbers: list[int], incarnations: list[int]
 ) -> None:
     assert assign(numbers) == incarnations
@@ -69,7 +69,7 @@ def test_counting_from_zero_or_far_back_is_a_restart(
         ([*range(100, 200)], [135, 136], [1, 1]),
     ],
 )
-def test_what_a_block_says_of_the_next_is_the_same(
+def test_restarts_are_detected_equally_across_blocks(
     first: list[int], then: list[int], incarnations: list[int]
 ) -> None:
     channels = ChannelNumbering()
@@ -78,14 +78,14 @@ def test_what_a_block_says_of_the_next_is_the_same(
     assert assign([*first, *then])[len(first) :] == incarnations
 
 
-def test_an_operation_that_began_before_the_last_one_is_merely_late() -> None:
+def test_a_late_ending_operation_does_not_count_as_restart() -> None:
     channels = ChannelNumbering()
     assign([*range(1, 200)], channels, begin=10)
     assert assign([0], channels, begin=5) == [0]  # it began first and ended last
     assert assign([0], channels, begin=500) == [1]
 
 
-def test_channels_count_by_themselves() -> None:
+def test_each_channel_is_numbered_separately() -> None:
     channels = ChannelNumbering()
     group = np.array([7, 8, 7, 8], np.int64)
     none = np.zeros(4, np.int64)
@@ -99,7 +99,7 @@ def test_channels_count_by_themselves() -> None:
     ]
 
 
-def test_an_operation_of_another_thread_is_arrived_at_when_the_device_has_no_more_work() -> None:
+def test_other_thread_operations_arrive_when_the_device_runs_dry() -> None:
     # Lost time is averaged over operations: 30 + 0 + 60 of 100 + 100 + 100 ns are 30 of each. The
     # fourth was called by the main thread and stays. A nanosecond of each of the others is hidden.
     builder = RankRowBuilder(Kept())
@@ -192,9 +192,7 @@ def test_blocks_of_a_very_large_job_are_smaller(ranks: int, rows: int) -> None:
         (1_100_000, [0, 0, 1, 1]),
     ],
 )
-def test_gradients_that_another_thread_reduces_meet_no_rank_where_the_host_goes_on(
-    wait_ns: int, kept: list[int]
-) -> None:
+def test_gradient_waits_are_kept_only_for_blocked_hosts(wait_ns: int, kept: list[int]) -> None:
     hook = 8  # the group of the thread's own operations
     other = ALL_REDUCE | OTHER_THREAD
     rows = [  # start, end, group, number, bytes, code, lost
@@ -215,7 +213,7 @@ def test_gradients_that_another_thread_reduces_meet_no_rank_where_the_host_goes_
     assert sorted(out[3].tolist()) == kept  # numbers of the operations
 
 
-def test_blocks_of_ranks_are_read_together_whatever_their_layout() -> None:
+def test_blocks_of_different_layouts_are_read_together() -> None:
     # Each rank has one block. Two are of equal layout; the third has spent time in another category
     # before, the fourth has one row only. In operations ranks spend category 2 alone.
     spent = [

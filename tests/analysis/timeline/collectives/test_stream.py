@@ -91,7 +91,7 @@ def check_same(result: WaitTotals, expected: WaitTotals) -> None:
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("block_rows", [1, 3, 10, 2048])
 @pytest.mark.parametrize("hours", [0, 5])
-def test_the_cut_changes_no_nanosecond(
+def test_block_size_leaves_streamed_blame_unchanged(
     layout: str, block_rows: int, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "MIN_READ_AHEAD_ROWS", 2)
@@ -117,7 +117,9 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs(), st.integers(1, 9), st.lists(st.integers(-HOUR, HOUR), min_size=6, max_size=6))
-def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: list[int]) -> None:
+def test_streamed_blame_equals_blame_in_memory(
+    job: Job, block_rows: int, clocks: list[int]
+) -> None:
     kept, stream.MIN_READ_AHEAD_ROWS = stream.MIN_READ_AHEAD_ROWS, 1
     try:
         check_same(streamed(job, block_rows, 5, clocks), blame_job(job))
@@ -126,7 +128,7 @@ def test_any_job_in_any_blocks_on_any_clocks(job: Job, block_rows: int, clocks: 
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_few_rows_wait_when_one_rank_is_far_ahead_of_the_others(several: bool) -> None:
+def test_buffered_rows_stay_bounded_for_a_leading_rank(several: bool) -> None:
     # Rank 0 works on its own for long, then with the others: their rows wait, not read on.
     world = World(3)
     for _ in range(4000):
@@ -154,7 +156,7 @@ def test_few_rows_wait_when_one_rank_is_far_ahead_of_the_others(several: bool) -
     assert most <= 3 * (stream.MIN_READ_AHEAD_ROWS + 3 * 32)
 
 
-def test_when_too_many_wait_they_are_settled_without_the_member(
+def test_excess_waiting_rows_are_settled_without_late_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The last rank's rows come behind 500 of its own; with 100 that may wait, it comes too late.
@@ -201,7 +203,7 @@ def rows_of(result: RankOperations, store: Kept) -> list[list[int]]:
     return np.concatenate([table[:4] for table in tables], axis=1).T.tolist()
 
 
-def test_halves_of_an_operation_meet_across_blocks() -> None:
+def test_issue_and_wait_are_joined_across_blocks() -> None:
     issue, wait = 1 << 8 | 1, 2 << 8 | 1
     whole_report, store = whole(
         (10, 11, 7, 0, issue),
@@ -226,7 +228,7 @@ def test_halves_of_an_operation_meet_across_blocks() -> None:
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 9])
-def test_ddp_waits_for_what_its_hook_has_begun(block_rows: int) -> None:
+def test_ddp_gradient_waits_end_the_operations_of_the_hook(block_rows: int) -> None:
     issue = 1 << 8 | 1
     operations = [
         (10, 11, 7, 0, issue),  # the next wait is not DDP's: nobody saw who waits for this one
@@ -242,13 +244,13 @@ def test_ddp_waits_for_what_its_hook_has_begun(block_rows: int) -> None:
     assert [row[3] for row in rows_of(report, store)] == [1, 4, 6]
 
 
-def test_a_send_and_a_receive_of_the_same_number_are_not_halves_of_each_other() -> None:
+def test_a_send_is_not_joined_with_a_receive() -> None:
     send, receive = 1 << 8 | 10 | 2 << 16, 2 << 8 | 11 | 2 << 16
     whole_report, _ = whole((10, 11, 7, 0, send), (12, 20, 7, 0, receive))
     assert whole_report.left_out == {"issue-not-seen": 1, "wait-not-seen": 1}
 
 
-def test_lives_go_on_across_blocks() -> None:
+def test_restart_numbering_continues_across_blocks() -> None:
     numbers = [0, 1, 2, 3, 0, 1, 0, 1, 2]
     whole_report, _ = whole(
         *((10 * i, 10 * i + 5, 7, n, 1) for i, n in enumerate(numbers)), block_rows=2
@@ -262,7 +264,7 @@ def test_any_table_can_be_packed(table: np.ndarray) -> None:
     np.testing.assert_array_equal(unpack_table(pack_table(table)), table)
 
 
-def test_steps_of_a_table_are_packed_as_narrow_as_they_fit() -> None:
+def test_table_differences_are_packed_in_minimal_width() -> None:
     steady = np.arange(1000) * 250_000_000
     jitter = steady + np.random.default_rng(0).integers(0, 30_000, 1000)
     assert len(pack_table(np.stack([steady, steady % 7 * 0]))) == 16 + 2 * 24
@@ -270,7 +272,7 @@ def test_steps_of_a_table_are_packed_as_narrow_as_they_fit() -> None:
 
 
 @pytest.mark.parametrize("begin", [0, 9_000, 1_000_000])
-def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> None:
+def test_sequence_skew_is_found_for_any_recording_start(begin: int) -> None:
     # All leave at the same times; rank 2 is one number behind.
     number = np.arange(begin, begin + 9_000)
     leave = np.cumsum(np.random.default_rng(1).integers(50, 500, 9_000)) * 1_000
@@ -300,14 +302,14 @@ def test_a_skew_is_found_by_samples_wherever_a_recording_begins(begin: int) -> N
     assert np.diff(matching.operations.first).tolist() == [2] * 9_000
 
 
-def test_a_rank_of_which_only_halves_were_seen_has_no_operations() -> None:
+def test_a_rank_with_unpaired_halves_has_no_operations() -> None:
     whole_report, store = whole((10, 20, 7, 0, 2 << 8 | 1), (30, 40, 7, 1, 2 << 8 | 1))
     stream = OperationStream([RankEntry(0, 0, 0, ClockOffset(), whole_report)], {}, (0,), store.get)
     assert list(stream.read_batches(100)) == []
     assert stream.unmatched == {"issue-not-seen": 2}
 
 
-def test_time_spent_inside_an_operation_stands_at_its_end() -> None:
+def test_time_inside_an_operation_is_counted_at_leave() -> None:
     """Two ranks meet five times; the second category grows inside, the first only between."""
     numbers, store, people = np.arange(5), Kept(), []
     for rank in range(2):
@@ -329,7 +331,7 @@ def test_time_spent_inside_an_operation_stands_at_its_end() -> None:
     assert joined.at_leave.tolist() == [[work, other + 2] for work, other in expected]
 
 
-def test_the_sizes_of_all_members_of_an_all_to_all_are_kept() -> None:
+def test_all_to_all_sizes_of_all_members_are_kept() -> None:
     kinds, ranks = np.array([1, 8, 1]), 2  # the second of three operations is an all-to-all
     zeros = np.zeros(3, np.int64)
     arrive = np.arange(3) * 100

@@ -32,7 +32,7 @@ WORKER = 201
 MAIN = 100
 
 
-def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_of_it() -> None:
+def test_late_booked_run_delay_is_spread_over_its_wait() -> None:
     # Two fetches of 2.97 s wait 2.7 s each for a CPU. The kernel adds that to run_delay when the
     # waits end, at 2.96 and 5.93: the first in a sample interval that lies partly in the second.
     rows = parse_activity("U0.26 R2.7 U0.01 U0.26 R2.7 U0.01 U0.6")
@@ -47,7 +47,7 @@ def test_a_wait_for_a_cpu_of_seconds_is_booked_when_it_ends_and_belongs_to_all_o
     np.testing.assert_allclose(got.runnable[:2] * 2.97, [2.7, 2.7], rtol=0.02)
 
 
-def test_io_that_only_delay_accounting_saw_is_remote_where_the_bytes_were() -> None:
+def test_delay_accounted_io_is_split_by_bytes() -> None:
     # No sample fell into a blocked moment; the kernel counted 60 % of the time as waits for pages,
     # of which the mount's own counters say that they read nine in ten.
     unseen = estimate_blocked_shares(
@@ -94,29 +94,29 @@ def split_page_waits(
     return {name: round(float(getattr(got, name).mean()), 2) for name in names}
 
 
-def test_a_disk_that_works_all_the_time_for_the_job_explains_waits_for_pages() -> None:
+def test_a_disk_busy_for_the_job_explains_page_waits() -> None:
     # 64 MiB in 1,000 reads of 16 ms; a mounted file system in user space changes nothing
     expected = {"block_io": 0.8, "remote_io": 0.0, "unknown": 0.0}
     assert split_page_waits(16, 64, 64) == expected
     assert split_page_waits(16, 64, 64, mounts=()) == expected
 
 
-def test_an_idle_disk_explains_no_waits_for_pages() -> None:
+def test_an_idle_disk_does_not_explain_page_waits() -> None:
     # busy 0.2 of 20 s: 1 of 100 samples in 10 s, with scatter 1 + 2 + 1 = 4 of 80 that waited
     got = split_page_waits(0.2, 4, 4)
     assert (got["block_io"], got["remote_io"]) == pytest.approx((0.04, 0.76), abs=0.02)
     assert split_page_waits(0.2, 2, 0, mounts=())["unknown"] == pytest.approx(0.76, abs=0.02)
 
 
-def test_a_disk_that_the_server_of_a_mount_reads_from_explains_no_waits_of_the_job() -> None:
+def test_a_disk_read_by_mount_servers_explains_no_page_waits() -> None:
     # the disk is busy all the time and gives 400 MiB, none of them to the job
     assert split_page_waits(20, 400, 0) == {"block_io": 0.0, "remote_io": 0.8, "unknown": 0.0}
 
 
-def test_reads_that_a_limit_holds_back_are_the_disks_by_their_bytes() -> None:
+def test_throttled_reads_are_assigned_to_the_disk_by_bytes() -> None:
     # the disk is idle between the few requests that a cgroup lets pass: all bytes came from it
     assert split_page_waits(1, 400, 400)["block_io"] == 0.8
 
 
-def test_mounts_of_the_system_hold_no_data() -> None:
+def test_system_mounts_do_not_count_as_remote_storage() -> None:
     assert split_page_waits(0.2, 2, 0, mounts=({"type": "fusectl"},))["remote_io"] == 0.0

@@ -16,13 +16,13 @@ def on_lock(name: str) -> bool:
     return "futex" in name
 
 
-def test_samples_at_the_place_are_found() -> None:
+def test_sleep_samples_on_a_lock_are_found() -> None:
     table = make_thread(parse_activity("L0.3 U0.3 L0.4"), 1)
     sleeps = find_sleep_samples(table, WCHAN_NAMES, on_lock)
     assert sleeps.tolist() == [True] * 3 + [False] * 3 + [True] * 4 + [False]
 
 
-def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
+def test_short_unnamed_sleep_inherits_the_neighbouring_place() -> None:
     table = make_thread(parse_activity("S1 L3"), 4)
     wchan = table.wchan.copy()
     wchan[12:20] = -1  # after two samples on the lock
@@ -34,7 +34,7 @@ def test_a_short_sleep_without_a_name_was_where_the_last_one_was() -> None:
     assert np.flatnonzero(sleeps).tolist() == list(range(1, 39))
 
 
-def test_runs_bridge_one_other_sample() -> None:
+def test_runs_bridge_a_single_other_sample() -> None:
     t_ns = to_ns_array([0.1 * i for i in range(10)])
     first, last = find_runs(t_ns, np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0], np.bool_))
     assert (first.tolist(), last.tolist()) == ([1, 7], [4, 7])

@@ -21,7 +21,7 @@ def seen(text: str, loads: bool) -> ThreadWindows:
     )
 
 
-def test_a_window_in_which_a_loader_was_never_found_blocked_has_its_usual_mix() -> None:
+def test_an_unsampled_loader_window_gets_the_usual_mix() -> None:
     result = seen(READS, loads=True)
     assert result.on_cpu == pytest.approx(0.2)
     assert result.storage == pytest.approx(0.8)
@@ -29,7 +29,7 @@ def test_a_window_in_which_a_loader_was_never_found_blocked_has_its_usual_mix() 
     assert result.active == pytest.approx(1.0)
 
 
-def test_only_one_that_loads_reads_in_the_kernel() -> None:
+def test_kernel_time_counts_as_reading_only_for_loaders() -> None:
     assert seen(READS, loads=False).reading == pytest.approx(0.0)
     # Decoding in the kernel, asleep otherwise: blocked on nothing that is storage.
     idle = seen("I0.2 " + "K0.02 I0.08 " * 9, loads=True)

@@ -53,14 +53,14 @@ def one_worker(
     return make_rank(30, main, [worker])
 
 
-def test_a_worker_that_reads_all_the_time() -> None:
+def test_a_constantly_reading_worker_is_blocked_on_io() -> None:
     breakdown = split_wait(one_worker("D5", (0, 5), (0, 5)), 0, 5)
     assert list_shares(breakdown) == {"block_io": 1.0}
     assert breakdown.identified.tolist() == [True]
     assert breakdown.worker_pid.tolist() == [WORKER]
 
 
-def test_a_worker_that_computes_all_the_time() -> None:
+def test_a_constantly_computing_worker_uses_user_cpu() -> None:
     assert list_shares(split_wait(one_worker("U5", (0, 5), (0, 5), read=0), 0, 5)) == {
         "user_cpu": 1.0
     }
@@ -77,7 +77,7 @@ def wait_for_a_sleeping_process(doing: str, state: str = "S4") -> Rank:
     )
 
 
-def test_a_thread_that_unpickles_what_it_waited_for_computes_itself() -> None:
+def test_a_mostly_computing_waiting_thread_is_the_critical_thread() -> None:
     breakdown = split_wait(wait_for_a_sleeping_process("S1 U3"), 0, 4)
     assert list_shares(breakdown) == {"user_cpu": 0.75, "unknown": 0.25}
     assert breakdown.worker_pid.tolist() == [MAIN]
@@ -94,7 +94,7 @@ def test_a_thread_that_unpickles_what_it_waited_for_computes_itself() -> None:
     }
 
 
-def test_a_wait_in_which_the_thread_computes_itself_counts_once() -> None:
+def test_own_computing_within_a_wait_is_counted_only_once() -> None:
     # The other process has the lower number, so its waits are looked at first; then the main
     # thread's own are, of which this one is none.
     maker = make_process(MAIN - 1, MAIN, {}, make_thread(parse_activity("S5"), end=6))
@@ -108,7 +108,7 @@ def test_a_wait_in_which_the_thread_computes_itself_counts_once() -> None:
     assert list_shares(breakdown) == {"user_cpu": 0.6, "block_io": 0.2, "unknown": 0.2}
 
 
-def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
+def test_system_cpu_counts_as_reading_only_with_reads() -> None:
     # 1 s of kernel code reading 200 MB; without a read it is the user's own doing
     reads = split_wait(one_worker("K1 D3 U1", (0, 5), (0, 5), read=200_000_000), 0, 5)
     assert list_shares(reads) == {"reading_cpu": 0.2, "block_io": 0.6, "user_cpu": 0.2}
@@ -116,26 +116,26 @@ def test_system_cpu_belongs_to_the_reading_when_there_was_one() -> None:
     assert list_shares(idle) == {"user_cpu": 0.4, "unknown": 0.6}
 
 
-def test_reading_cpu_is_bounded_by_what_the_bytes_can_cost() -> None:
+def test_reading_cpu_is_bounded_by_the_bytes_read() -> None:
     # 1 MiB at 20 ns a byte explains 20.97 ms of the second in the kernel: 0.004194 of 5 s
     breakdown = split_wait(one_worker("K1 U4", (0, 5), (0, 5)), 0, 5)
     assert list_shares(breakdown) == {"reading_cpu": 0.004194, "user_cpu": 0.995806}
 
 
-def test_half_and_half() -> None:
+def test_half_reading_and_half_computing_are_split_evenly() -> None:
     assert list_shares(split_wait(one_worker("D2 U2", (0, 4), (0, 4)), 0, 4)) == {
         "block_io": 0.5,
         "user_cpu": 0.5,
     }
 
 
-def test_runnable_without_a_cpu() -> None:
+def test_waiting_for_a_cpu_counts_as_runnable() -> None:
     # U1 R2 U1: half of the fetch it was ready to run and had no CPU
     breakdown = split_wait(one_worker("U1 R2 U1", (0, 4), (0, 4), read=0), 0, 4)
     assert list_shares(breakdown) == {"user_cpu": 0.5, "runnable": 0.5}
 
 
-def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
+def test_run_delay_stays_with_its_own_fetch() -> None:
     # 100 times a read of 80 ms and a computation of 40 ms that gets a CPU half of the time: in
     # one sample interval both are off the CPU, but only the reading one was ever seen blocked
     rows = parse_activity("D0.08 U0.02 R0.02 " * 100)
@@ -150,7 +150,7 @@ def test_a_wait_for_a_cpu_stays_with_the_fetch_that_had_it() -> None:
     assert breakdown.block_io.mean() > 0.98
 
 
-def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
+def test_late_booked_cpu_time_moves_to_the_neighbouring_fetch() -> None:
     # the clock of 5 ms of pure CPU showed 8, then 2: both were on a CPU all the time
     ms = 1e6
     kept = fit_cpu_time(np.array([8.0, 2.0, 0.0]) * ms, np.array([5.0, 5.0, 50.0]) * ms)
@@ -177,12 +177,12 @@ def test_cpu_time_booked_late_goes_back_to_its_neighbour() -> None:
         ("F", "block_io"),
     ],
 )
-def test_what_a_fetch_was_blocked_on(letter: str, name: str) -> None:
+def test_blocked_fetch_time_goes_to_its_wait_channel(letter: str, name: str) -> None:
     breakdown = split_wait(one_worker(f"{letter}3 U1", (0, 4), (0, 4)), 0, 4)
     assert list_shares(breakdown) == {name: 0.75, "user_cpu": 0.25}
 
 
-def test_before_the_worker_began_there_was_none() -> None:
+def test_time_before_the_worker_starts_counts_as_no_worker() -> None:
     # wait 0-10: worker begins at 4, idles to 5, fetches 5-9, batch arrives at 10
     rows = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
     assert list_shares(split_wait(rows, 0, 10)) == {
@@ -193,7 +193,7 @@ def test_before_the_worker_began_there_was_none() -> None:
     }
 
 
-def test_a_worker_that_sets_itself_up_before_its_first_fetch_is_not_there_yet() -> None:
+def test_worker_setup_before_the_first_fetch_counts_as_no_worker() -> None:
     # as above, but the fetch 5-9 is the first record after its loop began at 4
     rows = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
     marks = rows.workers[0].spans
@@ -207,7 +207,7 @@ def test_a_worker_that_sets_itself_up_before_its_first_fetch_is_not_there_yet() 
     }
 
 
-def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
+def test_pieces_of_a_wait_are_split_separately() -> None:
     given = one_worker("I5 D4 I1", (5, 9), (0, 10), began=4)
     breakdown = split_data_wait(
         given, to_ns_array([0, 3, 6, 9, 10]), to_ns_array([3, 6, 9, 10, 12])
@@ -225,7 +225,7 @@ def test_pieces_of_a_wait_get_what_happened_inside_them() -> None:
     assert breakdown.worker_pid.tolist() == [WORKER] * 4 + [0]
 
 
-def test_prefetch_ran_dry_between_two_fetches() -> None:
+def test_idle_time_between_fetches_counts_as_no_work() -> None:
     # the awaited batch is that of the second fetch; from 2 to 5 the worker had nothing to do
     rows = parse_activity("D2 I3 D3")
     marks = {
@@ -241,13 +241,13 @@ def test_prefetch_ran_dry_between_two_fetches() -> None:
     }
 
 
-def test_a_batch_that_was_ready_is_only_delivered() -> None:
+def test_waiting_for_a_ready_batch_counts_as_delivery() -> None:
     assert list_shares(split_wait(one_worker("D2 I2", (0, 2), (3, 3.5)), 3, 3.5)) == {
         "delivery": 1.0
     }
 
 
-def test_a_missing_record_is_not_taken_for_a_ready_batch() -> None:
+def test_a_missing_fetch_record_makes_the_wait_unknown() -> None:
     # records 1 and 3 are there, 2 was dropped: what ended the wait 2-6 is not known
     rows = parse_activity("D8")
     table = make_fetches(rows, (0, 2, MIB), (6, 8, MIB))
@@ -259,7 +259,7 @@ def test_a_missing_record_is_not_taken_for_a_ready_batch() -> None:
     assert list_shares(split_wait(make_rank(9, main, [worker]), 2, 6)) == {"unknown": 1.0}
 
 
-def test_the_main_thread_loads_itself() -> None:
+def test_loading_in_the_main_thread_is_split() -> None:
     # fetch 0-4 half disk, then half a second of collating inside the wait
     rows = parse_activity("D2 U2 U1")
     marks = {FETCH: make_fetches(rows, (0, 4, MIB)), DATA_WAIT: make_spans((0, 5, 0, 0, 0))}
@@ -270,7 +270,7 @@ def test_the_main_thread_loads_itself() -> None:
     assert breakdown.identified.tolist() == [True]
 
 
-def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
+def test_an_unnamed_wait_goes_to_the_last_finishing_worker() -> None:
     def worker(pid: int, text: str, end: float) -> Process:
         rows = parse_activity(text)
         return make_process(
@@ -286,7 +286,7 @@ def test_a_wait_that_names_no_worker_waited_for_the_last_to_finish() -> None:
     assert breakdown.identified.tolist() == [False]
 
 
-def test_a_fetch_that_did_not_measure_itself_is_distinguished_from_its_process() -> None:
+def test_an_unmeasured_fetch_is_split_by_process_samples() -> None:
     # 100 MB while the worker was on a CPU for 1 s, in the kernel for 3 s and blocked for 4 s
     rows = parse_activity("U1 K3 D4 I2")
     table = make_fetches(rows, (0, 8, -1))
@@ -299,7 +299,7 @@ def test_a_fetch_that_did_not_measure_itself_is_distinguished_from_its_process()
     assert breakdown.identified.tolist() == [True]  # nobody else fetches
 
 
-def test_without_samples_a_fetch_that_read_was_blocked_on_the_disk() -> None:
+def test_a_reading_fetch_without_samples_is_blocked_on_io() -> None:
     breakdown = split_wait(one_worker("D3 U1", (0, 4), (0, 4), sampled=False), 0, 4)
     assert list_shares(breakdown) == {"block_io": 0.75, "user_cpu": 0.25}
 
@@ -309,7 +309,7 @@ def test_without_samples_and_reads_blocked_time_is_unknown() -> None:
     assert list_shares(breakdown) == {"unknown": 0.75, "user_cpu": 0.25}
 
 
-def test_denied_run_delay_is_distinguished_from_states() -> None:
+def test_denied_run_delay_is_estimated_from_thread_states() -> None:
     # in state R at 75 % of the samples, on a CPU for 25 %: half of the time it waited for one
     given = one_worker("U1 R2 D1", (0, 4), (0, 4), denied=("run_delay_ns",))
     result = list_shares(split_wait(given, 0, 4))
@@ -318,14 +318,14 @@ def test_denied_run_delay_is_distinguished_from_states() -> None:
     assert result["block_io"] == pytest.approx(0.25, abs=0.02)
 
 
-def test_a_nameless_d_is_a_read_only_where_bytes_were_read() -> None:
+def test_an_unnamed_d_state_counts_as_io_only_with_reads() -> None:
     reads = one_worker("D3 U1", (0, 4), (0, 4), denied=("wchan",))
     assert list_shares(split_wait(reads, 0, 4)) == {"block_io": 0.75, "user_cpu": 0.25}
     none = one_worker("D3 U1", (0, 4), (0, 4), read=0, denied=("wchan",))
     assert list_shares(split_wait(none, 0, 4)) == {"unknown": 0.75, "user_cpu": 0.25}
 
 
-def test_a_rank_without_spans_is_recognized_by_its_busiest_worker() -> None:
+def test_a_wait_without_spans_goes_to_the_busiest_worker() -> None:
     idle = make_process(201, MAIN, thread=make_thread(parse_activity("I10"), 10))
     busy = make_process(202, MAIN, thread=make_thread(parse_activity("D6 U2 I2"), 10))
     main = make_process(MAIN, thread=make_thread(parse_activity("I10"), 10))
@@ -336,7 +336,7 @@ def test_a_rank_without_spans_is_recognized_by_its_busiest_worker() -> None:
     assert breakdown.identified.tolist() == [False]
 
 
-def test_a_wait_for_threads_of_the_own_process_is_what_the_busiest_of_them_did() -> None:
+def test_a_wait_for_own_threads_goes_to_the_busiest_thread() -> None:
     # The main thread waits from 1 to 5 s. One of its threads reads for 3 s of it and computes 1 s,
     # another one hardly does anything; the driver's thread works for the main thread.
     threads = {
@@ -362,7 +362,7 @@ def test_a_wait_for_threads_of_the_own_process_is_what_the_busiest_of_them_did()
     assert (by_worker.identified.tolist(), by_worker.worker_pid.tolist()) == ([True], [WORKER])
 
 
-def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
+def test_the_fetching_thread_is_found_by_cpu_time() -> None:
     # Four fetches of 1 s: another thread computes for 0.5 s and is blocked in a read for 0.5 s.
     text = "U0.5 D0.5 " * 4
     calls = [(second, second + 1, MIB) for second in range(4)]
@@ -379,7 +379,7 @@ def test_a_thread_that_fetches_is_found_by_its_cpu_time() -> None:
     assert list_shares(split_wait(make_rank(5, main), 0, 4)) == {"user_cpu": 0.5, "block_io": 0.5}
 
 
-def test_nothing_known_is_all_unknown() -> None:
+def test_a_wait_without_any_signal_is_unknown() -> None:
     breakdown = split_wait(make_rank(10, make_process(MAIN), [], marked=False), 0, 8)
     assert list_shares(breakdown) == {"unknown": 1.0}
     assert breakdown.worker_pid.tolist() == [0]
@@ -391,7 +391,7 @@ def test_an_empty_interval_is_unknown() -> None:
     assert list_shares(split_wait(one_worker("D5", (0, 5), (0, 5)), 3, 3)) == {"unknown": 1.0}
 
 
-def test_reads_of_a_page_go_to_the_mount_when_no_disk_read_them() -> None:
+def test_page_reads_without_disk_reads_go_to_the_mount() -> None:
     from tests.support.builders import make_counter
 
     rows = parse_activity("D4")

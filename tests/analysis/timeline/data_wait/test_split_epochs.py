@@ -30,7 +30,7 @@ def worker(pid: int, born: float, died: float) -> Process:
     return make_process(pid, MAIN, {FETCH: make_spans((born, born, 1), (died, died, 1))})
 
 
-def test_workers_of_one_epoch_after_another_do_not_live_together() -> None:
+def test_workers_of_successive_epochs_do_not_overlap() -> None:
     first = [worker(201, 1, 10), worker(202, 1.5, 10.5)]
     second = [worker(203, 11, 20), worker(204, 11.5, 20.5), worker(205, 12, 19)]
     assert count_live_workers(first) == 2
@@ -39,13 +39,13 @@ def test_workers_of_one_epoch_after_another_do_not_live_together() -> None:
     assert count_live_workers([]) == 0
 
 
-def test_workers_that_overlap_live_together() -> None:
+def test_overlapping_workers_are_counted_as_concurrent() -> None:
     # the next epoch's are started while the last one of this epoch still fetches
     assert count_live_workers([worker(201, 1, 10), worker(202, 1, 12), worker(203, 11, 20)]) == 2
     assert count_live_workers([worker(201, 1, 10), worker(202, 10, 20)]) == 2  # at 10 both do
 
 
-def test_samples_of_a_worker_show_that_it_lives_too() -> None:
+def test_worker_samples_extend_the_worker_lifetime() -> None:
     # it fetches at 3 only, but was sampled for [0, 12]
     sampled = make_process(
         201, MAIN, {FETCH: make_spans((3, 3, 1))}, make_thread(parse_activity("I12"), 12)
@@ -54,7 +54,7 @@ def test_samples_of_a_worker_show_that_it_lives_too() -> None:
     assert count_live_workers([sampled, worker(202, 13, 20)]) == 1
 
 
-def test_a_worker_that_was_never_seen_may_live_all_the_time() -> None:
+def test_an_unseen_worker_counts_as_always_alive() -> None:
     unseen = make_process(201, MAIN)
     assert count_live_workers([unseen, worker(202, 1, 2), worker(203, 3, 4)]) == 2
     assert count_live_workers([unseen, make_process(202, MAIN)]) == 2
@@ -105,6 +105,6 @@ def test_a_second_epoch_has_the_same_savings_as_the_first() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_between_waits_nothing_is_saved(epochs: int) -> None:
+def test_prefetch_saves_nothing_between_waits(epochs: int) -> None:
     saved = estimate_prefetch_savings(build(epochs), to_ns_array([0.5, 1.9, 14.0]))
     np.testing.assert_array_equal(saved, [0, 0, 0])

@@ -24,7 +24,7 @@ from tests.support.builders import (
 MAIN, WORKER, MIB = 100, 201, 1 << 20
 
 
-def test_a_worker_hands_nothing_over_while_its_interpreter_makes_the_next_batch() -> None:
+def test_a_busy_worker_interpreter_delays_batch_delivery() -> None:
     # The wait is from 1 to 7: until 2 for the batch, then 5 s until it is handed over. From 3 on
     # the worker makes the next one: 2 of 5 s its own code, 1 s page faults, 2 s reads, in which the
     # interpreter is free. Of those 4 s in the wait, 1.6, 0.8 and 1.6.
@@ -57,7 +57,7 @@ def split_wait_with_own_work(main: str) -> DataWaitBreakdown:
     return split_data_wait(make_rank(30, trains, [worker]), to_ns_array([0]), to_ns_array([8]))
 
 
-def test_a_batch_is_not_in_transfer_while_the_training_thread_draws_the_next_indices() -> None:
+def test_index_drawing_by_the_training_thread_is_not_delivery() -> None:
     # It computes for 5 of the 8 s, and for one of them has no CPU. The worker had no task for one
     # second, and was done after another one. Of its 7 idle seconds 5 are the training thread's.
     breakdown = split_wait_with_own_work("S1 S1 U3 R1 U1 S3")
@@ -68,7 +68,7 @@ def test_a_batch_is_not_in_transfer_while_the_training_thread_draws_the_next_ind
     assert breakdown.worker_pid[0] == MAIN
 
 
-def test_a_training_thread_that_sleeps_in_the_wait_has_no_work_of_its_own() -> None:
+def test_a_sleeping_training_thread_adds_no_own_work() -> None:
     breakdown = split_wait_with_own_work("S10")
     assert breakdown.delivery[0] == pytest.approx(6 / 8)
     assert breakdown.user_cpu[0] == pytest.approx(1 / 8)
@@ -76,7 +76,7 @@ def test_a_training_thread_that_sleeps_in_the_wait_has_no_work_of_its_own() -> N
 
 
 @pytest.mark.parametrize(("is_recorded", "delivery"), [(True, 1.0), (False, 0.0)])
-def test_samples_of_the_stack_between_two_fetches_are_no_missing_records(
+def test_stack_samples_between_fetches_do_not_count_as_missing(
     is_recorded: bool, delivery: float
 ) -> None:
     # The batch is ready at 2, a second before the wait. The record after its fetch has number 2: a
@@ -94,7 +94,7 @@ def test_samples_of_the_stack_between_two_fetches_are_no_missing_records(
     assert (breakdown.delivery[0], breakdown.unknown[0]) == (delivery, 1.0 - delivery)
 
 
-def test_records_of_other_kinds_lie_between_the_start_of_a_worker_and_its_first_fetch() -> None:
+def test_other_records_before_the_first_fetch_are_skipped() -> None:
     # worker_init_fn runs from 0 to 4; garbage is collected meanwhile.
     rows = parse_activity("U4 U2 S4")
     marks = {

@@ -21,7 +21,7 @@ from tests.support.critical_threads import MAIN, MIB, WORKER, list_shares, split
     ("received", "child", "name"),
     [(50 * MIB, None, "socket"), (1000, None, "unknown"), (50 * MIB, WORKER, "unknown")],
 )
-def test_a_loader_that_polls_waits_for_the_network_if_for_anything(received, child, name) -> None:
+def test_a_polling_loader_waits_for_the_network_if_bytes_arrive(received, child, name) -> None:
     # an HTTP client with a time limit polls before it receives; so does one that runs a decoder
     rows = parse_activity("I3 U1")
     marks = {FETCH: make_fetches(rows, (0, 4, 0)), WORKER_START: make_spans((-1, -1))}
@@ -34,7 +34,7 @@ def test_a_loader_that_polls_waits_for_the_network_if_for_anything(received, chi
     assert list_shares(split_wait(given, 0, 4)) == {name: 0.75, "user_cpu": 0.25}
 
 
-def test_a_loader_at_rest_polls_and_waits_for_no_network() -> None:
+def test_an_idle_polling_loader_is_not_network_wait() -> None:
     # without spans: the same sleep, and the same bytes received
     worker = make_process(WORKER, MAIN, thread=make_thread(parse_activity("I4"), 5))
     main = make_process(MAIN, thread=make_thread(parse_activity("I4"), 5))

@@ -71,7 +71,7 @@ def late(table, rows):
 @pytest.mark.parametrize(
     "kinds", [["disk"], ["compute"], ["disk", "compute"], ["disk", "asleep"], [*KINDS]], ids=str
 )
-def test_totals_over_many_waits(kinds: list[str], seed: int) -> None:
+def test_totals_over_many_short_waits_are_accurate(kinds: list[str], seed: int) -> None:
     draw = random.Random(seed)
     rows, calls = life(draw, kinds, 30)
     table = lagging(make_fetches(rows, *calls), draw)

@@ -87,7 +87,7 @@ def test_series_reach_from_the_reading_before_to_the_first_after() -> None:
     np.testing.assert_array_equal(middle.values[:3], [8, 8, 9])
 
 
-def test_a_slow_signal_keeps_its_last_reading_however_old() -> None:
+def test_a_slow_signal_keeps_its_last_reading() -> None:
     records: list[Record] = [make_header(), disk((0, 5))]
     records += [spans(100, i + 1, (i, i + 1, STEP)) for i in range(30)]
     records += [Clock(ns(30), 0, 0), disk((29, 9))]
@@ -95,7 +95,7 @@ def test_a_slow_signal_keeps_its_last_reading_however_old() -> None:
     assert (late.t_ns / 1e9).tolist() == [0, 29]
 
 
-def test_frames_out_of_order_and_late_spans_are_put_right() -> None:
+def test_out_of_order_frames_and_spans_are_sorted() -> None:
     records: list[Record] = [make_header(), disk((1, 1)), disk((0, 0)), disk((2, 2), (3, None))]
     records += [spans(100, 2, (2, 3, STEP)), spans(100, 1, (0, 2, STEP))]
     (chunk,) = build_chunks(records)
@@ -119,7 +119,7 @@ def test_fetches_and_the_marks_of_an_instant_are_carried_over() -> None:
     assert worker.started_ticks == 7
 
 
-def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
+def test_a_user_span_named_fetch_is_an_unmeasured_fetch() -> None:
     named = replace(spans(201, 1, (0, 1, 64), (1, 2, 65)), names={64: "fetch", 65: "decode"})
     (chunk,) = build_chunks([make_header(), named, Clock(ns(3), 0, 0)])
     assert sorted(chunk.processes[201].spans) == [FETCH, 65]
@@ -127,7 +127,7 @@ def test_a_users_span_called_fetch_is_a_fetch_that_measured_nothing() -> None:
     assert [fetched.user_cpu_ns.tolist(), fetched.read_bytes.tolist()] == [[-1], [-1]]
 
 
-def test_a_rank_that_marks_nothing_for_long_is_still_known_by_its_last_step() -> None:
+def test_a_long_unmarked_rank_keeps_its_last_step() -> None:
     records = one_second_each(5)
     records += [threads((i, 100, i)) for i in range(5, 35)]
     listed = list(build_chunks(records, ns(10)))
@@ -152,7 +152,7 @@ def test_threads_are_split_by_process_and_sorted_by_time() -> None:
     assert chunk.wchan_names == ("0", "folio_wait_bit_common")
 
 
-def test_who_a_process_is() -> None:
+def test_process_identity_comes_from_registration_and_process_rows() -> None:
     who = ("t_ns", "pid", "parent_pid", "started_ticks", "rss_bytes", "name")
     columns = [np.array([v], np.int64) for v in (ns(1), 201, 100, 7, 4096, 0)]
     registered = {"pid": 100, "started_ticks": 3, "rank": 1}
@@ -180,7 +180,7 @@ def test_a_process_that_ended_is_forgotten() -> None:
     assert [300 in chunk.processes for chunk in listed] == [True, False, False, False]
 
 
-def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
+def test_a_reused_process_id_starts_a_new_process() -> None:
     registered = Event(0, "process-registered", {"pid": 300, "rank": 5})
     records: list[Record] = [make_header(), registered, spans(300, 1, (0, 1, STEP))]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
@@ -190,7 +190,7 @@ def test_a_process_id_that_is_given_anew_is_somebody_else() -> None:
     assert last.processes[300].spans == {}
 
 
-def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
+def test_a_gap_is_carried_over_until_the_next_value() -> None:
     def gap(t: float, signal: str, device: str) -> Gap:
         return Gap(ns(t), "disk", signal, device, "failed", "why", "what to do")
 
@@ -204,7 +204,7 @@ def test_a_gap_is_carried_until_its_column_has_a_value_again() -> None:
     ]
 
 
-def test_silence_is_one_long_chunk() -> None:
+def test_a_silent_period_makes_a_single_chunk() -> None:
     records: list[Record] = [make_header(), disk((0, 0), (5, 1)), disk((100_000, 2))]
     listed = list(build_chunks(records, ns(10)))
     assert len(listed) == 3
@@ -218,7 +218,7 @@ def test_silence_is_one_long_chunk() -> None:
     [[], [make_header()], [Clock(5, 5, 5)], [spans(1, 1)], [disk()], [disk((3, 1))]],
     ids=str,
 )
-def test_next_to_nothing_is_not_a_crash(records: list[Record]) -> None:
+def test_nearly_empty_recordings_are_read(records: list[Record]) -> None:
     listed = list(build_chunks(records))
     assert len(listed) <= 1
     assert all(chunk.end_ns > chunk.start_ns and chunk.last for chunk in listed)
@@ -261,7 +261,7 @@ def test_a_recording_on_disk_reads_back_with_its_facts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk_s", [3, 10, 100])
-def test_gaps_that_hardly_lasted_are_no_fact(tmp_path: Path, chunk_s: int) -> None:
+def test_short_gaps_are_not_reported(tmp_path: Path, chunk_s: int) -> None:
     """100 s: vda is missing for 2 + 2 s, vdb for 4 + 2 s, vdc from 99 s on, vdd for ever."""
 
     def gap(t: float, device: str, why: str = "no answer") -> Gap:
@@ -287,7 +287,7 @@ def test_gaps_that_hardly_lasted_are_no_fact(tmp_path: Path, chunk_s: int) -> No
     assert [item.device for item in load.facts().gaps] == ["vdd", "vdb", "vdc"]
 
 
-def test_a_minute_without_values_is_a_fact_however_long_the_recording(tmp_path: Path) -> None:
+def test_a_gap_of_a_minute_is_always_reported(tmp_path: Path) -> None:
     gap = Gap(ns(100), "disk", "disk.read_bytes_total", "vda", "failed", "no answer", "")
     batches: list[list[Record]] = [[disk((0, 0))], [gap]]
     batches += [[disk((t, t))] for t in range(160, 2000, 20)]
@@ -311,7 +311,7 @@ def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     assert load.facts().damage.damaged_places == 1
 
 
-def test_a_folder_without_a_header_has_its_name(tmp_path: Path) -> None:
+def test_a_folder_without_a_header_gives_the_node_name(tmp_path: Path) -> None:
     (tmp_path / "node-9").mkdir()
     load = NodeLoader(tmp_path / "node-9")
     assert list(load.chunks()) == []

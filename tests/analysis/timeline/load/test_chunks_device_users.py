@@ -42,7 +42,7 @@ def test_devices_name_the_processes_last_seen_to_work_on_them() -> None:
     ]
 
 
-def test_who_uses_a_device_is_known_from_the_event_on_and_outlives_a_new_header() -> None:
+def test_device_owners_persist_over_new_headers() -> None:
     cores = [{"id": "neuron-0-core-0"}, {"id": "neuron-0-core-1"}]
     head = replace(make_header(), devices=cores)
     owner = {"collector": "gpu_neuron", "device": "neuron-0-core-1", "pid": 100}

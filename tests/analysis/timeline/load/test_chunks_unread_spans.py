@@ -25,7 +25,7 @@ def loaded(kind: int, *more: tuple[float, float, int]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", [FORWARD, FIRST_USER_KIND])
-def test_a_training_process_keeps_the_first_the_last_and_the_latest(kind: int) -> None:
+def test_a_training_process_keeps_few_unread_spans(kind: int) -> None:
     # The step has number 10, so the five have 11 to 15.
     assert loaded(kind, (0, 9, STEP)) == [(1, 3, 12), (5, 9, 13), (6, 8, 15)]
 
@@ -33,10 +33,12 @@ def test_a_training_process_keeps_the_first_the_last_and_the_latest(kind: int) -
 @pytest.mark.parametrize(
     "more", [(), ((0, 9, FETCH),), ((0, 9, STEP), (0, 0, WORKER_START))], ids=str
 )
-def test_any_other_process_keeps_them_all(more: tuple[tuple[float, float, int], ...]) -> None:
+def test_a_non_training_process_keeps_all_unread_spans(
+    more: tuple[tuple[float, float, int], ...],
+) -> None:
     # Whether it trains may only turn out later, and then its first span counts.
     assert len(loaded(FORWARD, *more)) == len(UNREAD)
 
 
-def test_what_is_read_is_kept() -> None:
+def test_spans_read_by_a_cause_are_kept() -> None:
     assert len(loaded(FETCH, (0, 9, STEP))) == len(UNREAD)

@@ -50,7 +50,7 @@ def torchrun() -> list[Process]:
     ]
 
 
-def test_the_launcher_is_no_rank_and_helpers_are_no_workers() -> None:
+def test_launchers_and_helpers_are_neither_ranks_nor_workers() -> None:
     assert seen(make_chunk(2, torchrun())) == [
         (0, 100, "", [201, 202], True),
         (1, 101, "", [211], True),
@@ -65,13 +65,13 @@ def test_devices_follow_the_local_rank() -> None:
     ]
 
 
-def test_what_a_process_reported_of_its_device_comes_first() -> None:
+def test_a_device_reported_by_the_process_takes_precedence() -> None:
     trainer = make_process(100, spans=STEPS, registration=named(device="GPU-b", LOCAL_RANK="0"))
     report_with_devices = with_devices(make_chunk(2, [trainer]), {"id": "GPU-a"}, {"id": "GPU-b"})
     assert [r.device for r in find_ranks(report_with_devices)] == ["GPU-b"]
 
 
-def test_an_emulated_device_belongs_to_who_opened_it() -> None:
+def test_an_emulated_device_belongs_to_the_opening_process() -> None:
     mains = [make_process(100, spans=STEPS), make_process(101, spans=STEPS)]
     devices = (
         {"id": "emulated-0", "pid": 101, "emulated": True},
@@ -84,7 +84,7 @@ def test_an_emulated_device_belongs_to_who_opened_it() -> None:
     ]
 
 
-def test_a_process_may_call_its_device_by_another_name() -> None:
+def test_a_device_is_matched_by_its_uuid() -> None:
     devices = {100: "GPU-3166", 101: "GPU-77"}
     mains = [
         make_process(pid, spans=STEPS, registration=named(device=name))
@@ -95,7 +95,7 @@ def test_a_process_may_call_its_device_by_another_name() -> None:
     assert [(r.pid, r.device) for r in found_ranks] == [(100, "GPU-1f"), (101, "GPU-77")]
 
 
-def test_a_device_was_seen_to_be_used() -> None:
+def test_a_device_is_assigned_by_its_observed_users() -> None:
     mains = [
         make_process(100, spans=STEPS),
         make_process(101, spans=STEPS, registration=named(device="no")),
@@ -110,7 +110,7 @@ def test_a_device_was_seen_to_be_used() -> None:
     ]
 
 
-def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
+def test_device_users_without_spans_count_as_ranks() -> None:
     mains = [
         make_process(pid, registration=named("command" if pid == 100 else "python"))
         for pid in (100, 101, 102)
@@ -121,7 +121,7 @@ def test_without_spans_and_ranks_those_that_use_a_device_train() -> None:
     assert [(r.pid, r.device) for r in find_ranks(report_with_devices)] == [(101, "a"), (102, "b")]
 
 
-def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None:
+def test_a_process_owning_several_cores_gets_the_first() -> None:
     mains = [
         make_process(100, spans=STEPS, registration=named(RANK="0", LOCAL_RANK="0")),
         make_process(101, spans=STEPS, registration=named(RANK="1", LOCAL_RANK="1")),
@@ -132,7 +132,7 @@ def test_of_several_cores_a_process_has_the_first_and_others_their_own() -> None
     assert [r.device for r in found_ranks] == ["neuron-0-core-0", "neuron-0-core-2"]
 
 
-def test_a_device_that_does_not_tell_when_it_is_busy_is_assigned_to_no_rank() -> None:
+def test_a_device_without_busy_time_is_not_assigned() -> None:
     silent = {"id": "HL-1", "uuid": "GPU-1", "tells_busy": False}
     series = {("gpu.power_watts", "HL-1"): make_busy_counter([], 2)}
     for printed in ("", "HL-1", "GPU-1"):
@@ -145,20 +145,20 @@ def test_a_device_that_does_not_tell_when_it_is_busy_is_assigned_to_no_rank() ->
     assert [r.device for r in find_ranks(both)] == ["GPU-a"]
 
 
-def test_the_only_process_has_the_only_device_even_if_only_its_samples_name_it() -> None:
+def test_a_single_process_gets_the_single_device() -> None:
     series = {("gpu.busy_ns_total", "GPU-a"): make_busy_counter([], 2)}
     assert seen(make_chunk(2, [make_process(100, spans=STEPS)], series)) == [
         (None, 100, "GPU-a", [], True)
     ]
 
 
-def test_more_processes_than_devices_and_no_local_rank_is_not_guessed() -> None:
+def test_too_few_devices_without_local_ranks_stay_unassigned() -> None:
     mains = [make_process(100, spans=STEPS), make_process(101, spans=STEPS)]
     report_with_devices = with_devices(make_chunk(2, mains), {"id": "GPU-a"})
     assert [r.device for r in find_ranks(report_with_devices)] == ["", ""]
 
 
-def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
+def test_registered_ranks_without_spans_count_as_training() -> None:
     bare = [replace(p, spans={}) for p in torchrun()]
     # the worker 201 inherited RANK=0 from its parent and is not a rank of its own
     assert seen(make_chunk(2, bare)) == [
@@ -167,7 +167,7 @@ def test_without_spans_the_registered_processes_with_a_rank_train() -> None:
     ]
 
 
-def test_without_spans_and_ranks_the_busiest_of_the_command_and_its_children_trains() -> None:
+def test_the_busiest_process_of_the_command_counts_as_training() -> None:
     def busy(pid: int, parent: int, text: str, **more: Any) -> Process:
         return make_process(pid, parent, thread=make_thread(parse_activity(text), 5), **more)
 
@@ -176,7 +176,7 @@ def test_without_spans_and_ranks_the_busiest_of_the_command_and_its_children_tra
     assert seen(make_chunk(5, family)) == [(None, 100, "", [201], False)]
 
 
-def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
+def test_accelerator_owners_without_spans_count_as_training() -> None:
     launcher = make_process(10, 1, registration=named("command"))
     trainers = [make_process(11, 10), make_process(12, 10)]
     loader = make_process(13, 12, thread=make_thread(parse_activity("U2"), 2))
@@ -189,13 +189,13 @@ def test_without_spans_and_ranks_who_owns_an_accelerator_trains() -> None:
     ]
 
 
-def test_a_worker_with_marks_of_the_user_is_still_a_worker() -> None:
+def test_a_worker_with_user_spans_remains_a_worker() -> None:
     marks = {FETCH: make_spans((0, 0.4)), 64: make_spans((0, 0.1))}
     timeline = make_chunk(2, [make_process(100, spans=STEPS), make_process(201, 100, marks)])
     assert seen(timeline) == [(None, 100, "", [201], True)]
 
 
-def test_a_rank_is_the_first_of_its_variables() -> None:
+def test_the_global_rank_comes_from_the_first_known_variable() -> None:
     assert get_global_rank(named(RANK="3", SLURM_PROCID="5")) == 3
     assert get_global_rank(named(SLURM_PROCID="5")) == 5
     assert get_global_rank({"rank": 2, "variables": {"RANK": "9"}}) == 2

@@ -47,7 +47,6 @@ from clusterprof.analysis.attribution.rank.idle_time.queue import (
     measure_launching,
     predict_by_queue,
     separate_sleep,
-    spread_over_operations,
 )
 from clusterprof.analysis.attribution.rank.idle_time.shares import (
     PhaseShares,
@@ -238,8 +237,6 @@ def _predict_by_queue(
     )
     open_step = OpenStep(int(step_ns[1]), in_step_ns)
     in_row_ns = predicted_ns.reshape(phases.window.size, -1).sum(axis=1)
-    length_ns = phases.end_ns - phases.start_ns
-    in_row_ns = spread_over_operations(phases.window, phases.phase, length_ns, in_row_ns)
     return in_row_ns, replace(queue, open_step=open_step)
 
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from clusterprof.analysis.attribution.rank.host_phases import FILL_ORDER, allocate_by_phase
 from clusterprof.analysis.timeline.model import (
-    PHASE_COLLECTIVE,
     PHASE_COMPUTE,
     PHASE_EVAL,
     PHASE_HIDDEN_COLLECTIVE,
@@ -249,24 +248,6 @@ def _compare_predictions(queue: DeviceQueue) -> DeviceQueue:
         queued_ns=queue.queued_ns,
         open_step=queue.open_step,
     )
-
-
-def spread_over_operations(window: Int, phase: Int, length_ns: Int, predicted_ns: Float) -> Float:
-    """Spread the idle time of a window's collective operations over all of them, by length.
-
-    A device that did its work during the wait in an early operation has none left in a later one.
-    The first rank that was late is the reason for both, so which operation the idle time counts for
-    is decided by the waits (`timeline.collectives.rows`). All int64[n] or float64[n].
-    """
-    inside = phase == PHASE_COLLECTIVE
-    if not inside.any():
-        return predicted_ns
-    group, lengths_ns = window[inside], length_ns[inside]
-    total_ns = np.bincount(group, lengths_ns)
-    idle_ns = np.bincount(group, predicted_ns[inside])
-    out = predicted_ns.copy()
-    out[inside] = lengths_ns * (idle_ns / np.maximum(total_ns, 1))[group]
-    return out
 
 
 def fit_to_windows(window: Int, phase: Int, room_ns: Int, predicted_ns: Float, idle_ns: Int) -> Int:

@@ -113,12 +113,15 @@ def test_the_queue_is_followed_if_it_predicts_the_windows_better() -> None:
 def test_the_queue_is_given_up_when_the_shares_predict_better() -> None:
     rows = build_steps(make_waits(1024))
     launched_steps, _ = compute_launched_steps(rows)
-    queue = DeviceQueue(work_ns=30 * MS, usual_ns=10 * MS)
+    queue = DeviceQueue(work_ns=25 * MS, usual_ns=10 * MS)
     right = measure_windows(rows, follow_queue(launched_steps, rows.length_ns, 30 * MS)[0])
     poor = np.zeros(1024)
     predicted_ns, kept = predict_by_queue(rows, launched_steps, right, poor, queue)
     assert kept.work_ns / MS == pytest.approx(30, abs=0.1)
     assert not np.isnan(predicted_ns).any()
+    # The queue was learned from the first 100 windows: they do not count again.
+    _, kept = predict_by_queue(rows, launched_steps, right, poor, queue, learned=100)
+    assert kept.windows == 1024 - 100 - 512
     # Idle in all of each wait: the shares say so, and after 512 windows they are believed.
     full = measure_windows(rows, np.where(rows.phase == PHASE_DATA_WAIT, rows.length_ns, 0))
     predicted_ns, given_up = predict_by_queue(rows, launched_steps, full, full * 1.0, queue)
@@ -148,9 +151,10 @@ def test_a_cut_between_windows_changes_nothing(cut: int) -> None:
 
 def test_predicted_idle_time_is_fitted_to_what_was_measured() -> None:
     # Window 0: 30 and 10 predicted, 20 measured: half of each. Window 1: 30 of 40 and nothing of 20
-    # predicted, 45 measured: 10 more fit where the queue ran empty, the other 5 in the other wait.
+    # predicted, 45 measured: 10 more fit where the queue ran empty, the other 5 in the other wait,
+    # although waits for data come first otherwise.
     window = np.array([0, 0, 1, 1])
-    phase = np.array([PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_DATA_WAIT, PHASE_COLLECTIVE])
+    phase = np.array([PHASE_COLLECTIVE, PHASE_DATA_WAIT, PHASE_COLLECTIVE, PHASE_DATA_WAIT])
     room_ns = np.array([40, 40, 40, 20]) * MS
     predicted_ns = np.array([30.0, 10.0, 30.0, 0.0]) * MS
     fitted_ns = fit_to_windows(window, phase, room_ns, predicted_ns, np.array([20, 45]) * MS)
