@@ -486,7 +486,7 @@ class MetricsTarget(NamedTuple):
     """Where live metrics go."""
 
     kind: Literal["http", "textfile", "otlp"]
-    place: str
+    destination: str
     """The address to listen on, the file, or the address of the receiver."""
     ports: Sequence[int] = ()
     """The first and the last port to listen on; the first free one is taken."""

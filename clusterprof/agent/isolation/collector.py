@@ -466,8 +466,8 @@ class IsolatedCollector:
         pending = [
             (d, request) for d in self._devices if (request := d.next_request(now_ns)) is not None
         ]
-        for at in range(0, len(pending), MAX_REQUESTS):
-            block = pending[at : at + MAX_REQUESTS]
+        for begin in range(0, len(pending), MAX_REQUESTS):
+            block = pending[begin : begin + MAX_REQUESTS]
             if self._helper.send([request for _, request in block]):
                 for device, _ in block:
                     device.mark_sent(now_ns)

@@ -216,8 +216,8 @@ def describe_metrics_targets(targets: Sequence[str]) -> list[str]:
         if target.kind != "http":
             notes.append(f"live metrics to {text}")
             continue
-        port = _find_free_port(target.place, target.ports)
-        host = f"[{target.place}]" if ":" in target.place else target.place
+        port = _find_free_port(target.destination, target.ports)
+        host = f"[{target.destination}]" if ":" in target.destination else target.destination
         if port is not None:
             notes.append(f"live metrics at http://{host}:{port}/metrics")
             continue

@@ -68,15 +68,15 @@ class RankResult:
     marked: bool
     emulated: bool
     launcher_variables: Mapping[str, str]
-    """Launcher variables that were found."""
+    """Variables that its launcher set, by name."""
     job_position: JobPosition = UNREGISTERED
     """Position of the rank in its job."""
     started_ticks: int = -1
     """Start time of the process; identifies it on its machine, together with the pid."""
     first_ns: int = 0
-    """Time of its first record on its node's clock; `last_ns` of its last."""
+    """Time of its first record, on its node's clock."""
     last_ns: int = 0
-    """First and last record of it, on its node's clock."""
+    """Time of its last record, on its node's clock."""
     job: int = 0
     """Number of its job, or of the incarnation that a restart began; -1 if unclear."""
     operations: RankOperations | None = None
@@ -93,8 +93,8 @@ class RankResult:
     blocks: StepBlockTable | None = None
     """Its totals in blocks of steps; None without steps."""
     losses_by_time_bin: tuple[Int, Int] | None = field(default=None, compare=False)
-    """What it lost by cause and time bin (analysis.attribution.rank.time_spent), if it has no
-    peers.
+    """Lengths of time bins, and time lost in each by cause (rank.hidden_cost.LossTimeBins); None
+    if it has peers.
     """
     code: RankStackTimes | None = field(default=None, compare=False)
     """Stacks sampled in its lost time; None without samples."""

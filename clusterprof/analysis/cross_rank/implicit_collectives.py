@@ -141,18 +141,18 @@ def _with_suspected_as_productive(rank: RankResult) -> RankResult:
     units = rank.accumulator.unexplained.get(SUSPECTED_BUSY_WAIT, 0)
     if not units:
         return rank
-    ns, rest = divmod(units, SHARE_SCALE)
-    moved = {SUSPECTED_BUSY_WAIT: -units, **({NO_SIGNAL: rest} if rest else {})}
+    ns, fraction_units = divmod(units, SHARE_SCALE)
+    moved = {SUSPECTED_BUSY_WAIT: -units, **({NO_SIGNAL: fraction_units} if fraction_units else {})}
     partial = merge_accumulators(
         rank.accumulator, Accumulator(totals={"lost": -ns}, unexplained=moved)
     )
-    left = {reason: amount for reason, amount in partial.unexplained.items() if amount}
+    unexplained = {reason: amount for reason, amount in partial.unexplained.items() if amount}
     ledger = replace(
         rank.ledger, lost_ns=rank.ledger.lost_ns - ns, productive_ns=rank.ledger.productive_ns + ns
     )
     result = replace(rank, ledger=ledger)
     return with_attributed_waits(
-        result, replace(partial, unexplained=left), rank.victim_ns, rank.culprit_ns
+        result, replace(partial, unexplained=unexplained), rank.victim_ns, rank.culprit_ns
     )
 
 

@@ -27,19 +27,19 @@ Amounts = Mapping[str, int]
 class CulpritTotals:
     """Time that one rank caused to be lost, ns by cause id."""
 
-    own: Amounts
+    own_ns: Amounts
     """What it lost by itself: its ledger without its waits for others."""
-    others: Amounts
-    """What ranks lost in operations waiting for it."""
+    others_ns: Amounts
+    """What other ranks lost in operations waiting for it."""
 
     @property
     def total(self) -> dict[str, int]:
-        """Return the sum of `own` and `others` by cause id, largest first."""
-        sums = {id_: self.own.get(id_, 0) + self.others.get(id_, 0) for id_ in self._ids()}
+        """Return the sum of `own_ns` and `others_ns` by cause id, largest first."""
+        sums = {id_: self.own_ns.get(id_, 0) + self.others_ns.get(id_, 0) for id_ in self._ids()}
         return dict(sorted(((k, v) for k, v in sums.items() if v), key=lambda p: (-p[1], p[0])))
 
     def _ids(self) -> list[str]:
-        return list(dict.fromkeys((*self.own, *self.others)))
+        return list(dict.fromkeys((*self.own_ns, *self.others_ns)))
 
 
 def align_cause_ids(state: JobState) -> JobState:

@@ -162,13 +162,13 @@ def build_code(
             if ns <= 0:
                 continue
             weights = reader.read_cause(index, leaves.get(id_, (id_,)))
-            is_mostly_waits = total.others.get(id_, 0) > total.own.get(id_, 0)
+            is_mostly_waits = total.others_ns.get(id_, 0) > total.own_ns.get(id_, 0)
             is_compared = is_mostly_waits and _count_samples(weights) < MIN_SAMPLES
             if is_compared:
                 weights = reader.compare_with_peers(index)
             code = by_cause.setdefault(id_, _CauseCode())
             unseen_ns = (
-                0 if is_compared else _estimate_unseen_ns(weights, total.own.get(id_, 0), ns)
+                0 if is_compared else _estimate_unseen_ns(weights, total.own_ns.get(id_, 0), ns)
             )
             code.add(index, weights, ns - unseen_ns, is_compared and bool(weights))
             if unseen_ns:

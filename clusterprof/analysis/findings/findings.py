@@ -142,13 +142,13 @@ def _build_finding(
     combined = merge_accumulators(
         *(Accumulator(evidence=partial.evidence, weights=partial.weights) for partial in partials)
     )
-    waited_ns = sum(total.others.get(id_, 0) for total in totals)
+    waited_ns = sum(total.others_ns.get(id_, 0) for total in totals)
     blamed = leaves if observer is None else observer.find_blamed_leaves(leaves, waited_ns)
     culprits = _build_culprits(id_, blamed, ranks, totals, observer)
     gain_ns = compute_recoverable_ns(lost_ns, upper_bound, any(rank.has_peers for rank, _ in lines))
     if observer is not None and not upper_bound:
         alone_ns = sum(culprit.recoverable_ns or 0 for culprit in culprits)
-        own_ns = [total.own.get(id_, 0) for total in totals]
+        own_ns = [total.own_ns.get(id_, 0) for total in totals]
         gain_ns = limit_savings(
             observer.all_recoverable_ns(blamed), alone_ns + compute_common_ns(own_ns), lost_ns
         )
@@ -181,7 +181,7 @@ def _build_culprits(
     """Build the culprits of a cause, largest first."""
     culprits = []
     for rank_index, (rank, total) in enumerate(zip(ranks, totals)):
-        own_ns, others_ns = total.own.get(id_, 0), total.others.get(id_, 0)
+        own_ns, others_ns = total.own_ns.get(id_, 0), total.others_ns.get(id_, 0)
         if own_ns + others_ns <= 0:
             continue
         culprit = replace(_build_culprit(rank, leaves), own_ns=own_ns)

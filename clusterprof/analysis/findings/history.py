@@ -59,18 +59,18 @@ _CAUSE_BEFORE = {"eval": "cpu"}
 
 @dataclass(frozen=True, slots=True)
 class LossRows:
-    """Lost time by name and time bin of the run: whole ns, and the remainder in 1/SHARE ns."""
+    """Lost time by name and time bin of the run: whole ns, and the fraction in 1/SHARE ns."""
 
     names: tuple[str, ...]
-    whole: Int
+    whole_ns: Int
     """int64[names, bins], ns."""
-    rest: Int
+    fraction: Int
     """int64[names, bins], 1/SHARE ns."""
 
     def sum(self, names: tuple[str, ...]) -> tuple[Int, Int]:
-        """Return the sum of some rows: whole ns and remainder, int64[bins] each."""
+        """Return the sum of some rows: whole ns and fraction, int64[bins] each."""
         rows = [number for number, name in enumerate(self.names) if name in names]
-        return self.whole[rows].sum(axis=0), self.rest[rows].sum(axis=0)
+        return self.whole_ns[rows].sum(axis=0), self.fraction[rows].sum(axis=0)
 
 
 def align_to_bins(edges_ns: Int, whole_ns: Int, fraction: Int, at_ns: Int) -> tuple[Int, Int]:
@@ -96,7 +96,7 @@ def align_to_bins(edges_ns: Int, whole_ns: Int, fraction: Int, at_ns: Int) -> tu
 def split_own_and_waiting(rank: RankResult, own_ns: Amounts) -> dict[str, int]:
     """Split a rank's lost time into its own ledger lines and `WAITING`.
 
-    own_ns: CulpritTotals.own. Together the lines are its lost time in ns, and none
+    own_ns: CulpritTotals.own_ns. Together the lines are its lost time in ns, and none
     is negative.
     """
     lines = dict(own_ns)
@@ -318,7 +318,7 @@ def _build_from_tables(
     first, count = begin_ns // length, -(-end_ns // length) - begin_ns // length
     at_ns = start_ns + (first + np.arange(count + 1)) * length
     stride = _choose_step_stride(results)
-    own_ns = [totals.own for totals in compute_culprit_totals(results)]
+    own_ns = [totals.own_ns for totals in compute_culprit_totals(results)]
     context = stride, start_ns, reader
     ranks = tuple(
         _build_rank_history(index, results[index], table, own_ns[index], at_ns, context)

@@ -184,13 +184,14 @@ def _listen(target: MetricsTarget, token: str) -> _Server:
     error: OSError | None = None
     for port in range(target.ports[0], target.ports[-1] + 1):
         try:
-            return _Server((target.place, port), token)
+            return _Server((target.destination, port), token)
         except OSError as refused:
             error = refused
     ports = "-".join(str(port) for port in dict.fromkeys(target.ports))
     assert error is not None
     raise ClusterprofError(
-        f"port {ports} of {target.place} cannot be listened on: {(error.strerror or '').lower()}",
+        f"port {ports} of {target.destination} cannot be listened on:"
+        f" {(error.strerror or '').lower()}",
         "another recorder may use it: --metrics PORT-LAST takes the first free port of several",
     )
 
@@ -256,9 +257,9 @@ def open_target(
     if target.kind == "http":
         return ScrapeTarget(target, environ.get(TOKEN_VARIABLE, ""))
     if target.kind == "textfile":
-        return TextfileTarget(Path(target.place), attributes["service.instance.id"], log)
+        return TextfileTarget(Path(target.destination), attributes["service.instance.id"], log)
     try:
-        receiver = OtlpReceiver(target.place, _SEND_TIMEOUT_S, environ)
+        receiver = OtlpReceiver(target.destination, _SEND_TIMEOUT_S, environ)
     except UsageError as error:
         raise UsageError(error.message.replace("--endpoint", "--metrics otlp:")) from None
     return OtlpTarget(receiver, attributes, log)

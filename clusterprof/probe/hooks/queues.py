@@ -116,7 +116,9 @@ def _count_item(key: int) -> bool:
     return 2 * (items_taken[0] - 1) >= step - items_taken[1]
 
 
-def _finish_wait(wait: WaitToken, start: int, end: int, item: Any, *rest: Any, **more: Any) -> None:
+def _finish_wait(
+    wait: WaitToken, start: int, end: int, item: Any, *arguments: Any, **keywords: Any
+) -> None:
     global _counts
     if wait is None:
         return

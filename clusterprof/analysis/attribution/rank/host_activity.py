@@ -184,7 +184,7 @@ class HostActivity(NamedTuple):
     runnable: Float
     storage: Float
     memory: Float
-    others: Float
+    other_threads: Float
     """Other threads of the process were on a CPU."""
     copying: Float
     saves: NDArray[np.bool_]

@@ -157,9 +157,9 @@ class HostPhases:
         """Return how many steps have begun, int64[n]."""
         return self.state >> _STEP_SHIFT & (1 << _COUNT_BITS) - 1
 
-    def rows(self, chosen: Int) -> HostPhases:
-        """Return the chosen rows."""
-        return HostPhases(self.start_ns[chosen], self.end_ns[chosen], self.state[chosen])
+    def rows(self, numbers: Int) -> HostPhases:
+        """Return the rows with these numbers."""
+        return HostPhases(self.start_ns[numbers], self.end_ns[numbers], self.state[numbers])
 
 
 def split_host_phases(rank: Rank, start_ns: int, end_ns: int, windows: Pair) -> HostPhases:

@@ -499,12 +499,11 @@ def _measure_from_samples(
     unmeasured = segment.end_ns - segment.start_ns - measured_ns
     not_work = (sum_by_window(windows, window, ns) for ns in (busy_lost, suspected))
     utilization = sum_utilization(rank, all_windows, windows, *not_work)
-    idle_ns = int(windows.idle_ns.sum())
     window_columns = (windows.start_ns, windows.end_ns - windows.start_ns, windows.idle_ns)
     account = SegmentAccount(
         unmeasured,
         measured_ns,
-        idle_ns,
+        int(windows.idle_ns.sum()),
         stream_pieces,
         utilization,
         window_columns,
@@ -549,8 +548,8 @@ def _append_busy_losses(
         step = find_step_numbers(rank, rows.start_ns, rows.steps_begun)
         parts.append((cut, end[lossy], ns[lossy], phase[lossy], step))
         end = end - ns
-    at = np.searchsorted(phases.start_ns, lost.start_ns)
-    parts.append((lost.start_ns, end[at], lost.lost_ns, lost.phase, lost.step))
+    lost_rows = np.searchsorted(phases.start_ns, lost.start_ns)
+    parts.append((lost.start_ns, end[lost_rows], lost.lost_ns, lost.phase, lost.step))
     start, end, ns, phase, step = (np.concatenate(columns) for columns in zip(*parts))
     source = np.full(start.size, SOURCE_DEVICE_SAMPLES, np.int64)
     source[start.size - lost.source.size :] = lost.source

@@ -134,7 +134,7 @@ class TimeSpent:
         self._rows = RankRowBuilder(store, choose_block_rows(ranks), self.categories.index(WORK))
         self._provisional: list[tuple[Int, Int, Int, Int]] = []
         self._open: dict[_SpanKey, tuple[int, Int]] = {}
-        self._own = LossTimeBins(causes)
+        self._loss_bins = LossTimeBins(causes)
 
     def add(self, rank: Rank, segment: Segment, lost: LostTime, shares: Mapping[str, Int]) -> None:
         """Add a settled segment.
@@ -176,7 +176,7 @@ class TimeSpent:
             blocked_ns = _measure_ongoing(ongoing, spans, segment, until)
             self._keep_open(ongoing, blocked_ns, arrived, used)
         if not has_peers(rank):
-            self._own.add(rank, segment, lost, shares, hidden_cost)
+            self._loss_bins.add(rank, segment, lost, shares, hidden_cost)
         if not segment.provisional:
             self.confirm()
 
@@ -216,11 +216,11 @@ class TimeSpent:
         for operations in self._provisional:
             self._rows.add(*operations)
         self._provisional = []
-        self._own.confirm()
+        self._loss_bins.confirm()
 
     def losses_by_time_bin(self) -> tuple[Int, Int] | None:
         """Return what a rank without peers lost; None for a rank with peers."""
-        return self._own.build_table()
+        return self._loss_bins.build_table()
 
     def operations(self) -> RankOperations | None:
         """Return all operations inside steps; None if there were none. Call once."""

@@ -125,7 +125,7 @@ def attribute_to_families(lost: LostTime, rank: Rank) -> dict[str, Int]:
     # may wait there.
     launching = family == "launch" and not host.in_driver
     claim(family, np.where(launching & find_pauses(lost), 0.0, host.on_cpu))
-    claim("cpu", host.others)
+    claim("cpu", host.other_threads)
     return _convert_to_shares(out)
 
 

@@ -45,7 +45,7 @@ _RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT",)
 
 @dataclass(frozen=True, slots=True)
 class JobPosition:
-    """Identity of a process in its job; None = not known."""
+    """Position of a process in its job, as its launcher stated it; None = not known."""
 
     job: str | None = None
     """Name of the job, equal on all nodes."""
@@ -64,7 +64,7 @@ class JobPosition:
 
 
 UNREGISTERED = JobPosition()
-"""Identity of a process that never registered."""
+"""Position of a process that never registered."""
 
 
 _MAX_PARSED = 1024
@@ -73,7 +73,7 @@ _parsed: dict[int, tuple[Mapping[str, Any], JobPosition]] = {}
 
 
 def parse_job_position(registration: Mapping[str, Any]) -> JobPosition:
-    """Parse the identity of a process from the attributes of its registration."""
+    """Parse the position of a process in its job from the attributes of its registration."""
     known = _parsed.get(id(registration))
     if known is not None and known[0] is registration:
         return known[1]
