@@ -362,7 +362,7 @@ class WhatIfReplay:
     def _compute_lost_since(
         self, ops: Operations, at_arrive: Int, at_leave: Int, work: Int, worked: Int
     ) -> Int:
-        """Return what each rank had lost since its previous operation, ns.
+        """Compute the time that each rank lost since its previous operation, ns.
 
         int64[n, causes + EXTRA_COLUMNS].
         """
@@ -394,8 +394,7 @@ class WhatIfReplay:
     def _replay_common_group(
         self, ops: Operations, transfer_ns: Int, work_deficit: Int, own_ns: Int
     ) -> None:
-        """Replay jobs with all ranks in one process group: each operation ends earlier by
-        itself."""
+        """Replay jobs with all ranks in one process group, one operation at a time."""
         first = ops.first[:-1]
         stay = ops.leave_ns - ops.arrive_ns
         size = np.diff(ops.first)

@@ -55,7 +55,7 @@ def locate_last_line(node: NodeResult, line: LastCodePosition | None) -> CodePla
 def find_stuck_worker(
     node: NodeResult, ending: RankEnding
 ) -> tuple[LastCodePosition, CodePlace] | None:
-    """Find the worker of a rank that has been in code of the user for longest; None = no such.
+    """Find the worker of a rank that has been in user code for longest; None if no worker is.
 
     A worker without work waits in the code of the data loader alone.
     """
@@ -86,7 +86,7 @@ def describe_last_line(node: NodeResult, ending: RankEnding) -> str:
 
 
 def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeLine | None:
-    """Build the line of a finding: where a root stands still; None if it is not known.
+    """Build the line of a finding that says where a root hangs; None if its stack is not known.
 
     lost_ns: time lost by all ranks meanwhile. A stuck worker's line comes before the rank's own.
     """

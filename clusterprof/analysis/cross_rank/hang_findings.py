@@ -100,7 +100,7 @@ def _with_hang_reports(
 
 
 def _measure_hang_times(analysis: HangAnalysis) -> dict[tuple[str, int, int], int]:
-    """Return for how long each waiting or awaited rank had hung, ns by node and process."""
+    """Measure how long each waiting or awaited rank hung, ns by node and process."""
     out: dict[tuple[str, int, int], int] = {}
     for hang in analysis.hangs:
         for number in {*hang.waiting, *hang.roots}:
@@ -408,7 +408,7 @@ _CPU, _EVAL = "cpu", "eval"
 
 
 def attribute_common_pauses(state: JobState) -> JobState:
-    """Move the CPU time of pauses that all ranks of a job had in common to `eval`."""
+    """Move the CPU time of pauses common to all ranks of a job to `eval`."""
     by_job = group_ranks_by_job(state.nodes)
     jobs = {job for job, ranks in by_job.items() if _has_common_pauses(ranks)}
     nodes = map_ranks(

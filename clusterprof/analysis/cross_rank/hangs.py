@@ -41,7 +41,7 @@ class RecordedRank:
         return self.ending.last_record_ns - self.ending.last_span_ns
 
     def ended_before(self, waiting: RecordedRank) -> bool:
-        """Return whether it ended by itself, well before a waiting rank's last record.
+        """Return whether this rank exited on its own, well before a waiting rank's last record.
 
         Times of two machines are not compared: a rank that was ended with its job got the same
         signal.
@@ -61,7 +61,7 @@ class RecordedRank:
         return steps.after_last >= max(MIN_DIVERGED_STEPS, _DIVERGED_FACTOR * steps.most)
 
     def waited_ns(self, under_way: OperationUnderWay) -> int:
-        """Return how long it had been in an operation at its last record, ns."""
+        """Return how long the rank had been in an operation at its last record, ns."""
         return self.ending.last_record_ns - under_way.start_ns
 
 

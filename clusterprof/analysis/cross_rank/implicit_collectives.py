@@ -389,7 +389,7 @@ def _with_unknown_peer_wait(rank: RankResult) -> RankResult:
 
 
 def _compute_own_loss_ns(rank: RankResult) -> int:
-    """Compute the time that a rank lost by itself, ns."""
+    """Compute the time that a rank lost outside its waits for other ranks, ns."""
     units = sum(rank.accumulator.unexplained.get(name, 0) for name in UNMARKED_WAIT_REASONS)
     return rank.accumulator.totals.get("lost", 0) - units // SHARE_SCALE
 
@@ -514,7 +514,7 @@ def find_jobs_with_network_faults(
 
 
 def measure_sending_ns(nodes: Sequence[NodeResult]) -> dict[int, int]:
-    """Return by job for how long its connections had data in flight at most, ns.
+    """Compute an upper bound of the time each job's connections had data in flight, ns.
 
     The largest value of its nodes, all connections of a node together. Jobs without a
     reading are left out.

@@ -500,7 +500,7 @@ def _build_transfer_evidence(
 
 
 def _find_distant_nodes(links: Mapping[int, NodeLinks]) -> tuple[Culprit, ...]:
-    """Find the nodes whose round trips are longer than those of the others."""
+    """Find the nodes whose round-trip times are longer than those of other nodes."""
     trips = {number: get_round_trip(node_links)[1] for number, node_links in links.items()}
     measured_trips = {number: trip for number, trip in trips.items() if trip is not None}
     return tuple(
@@ -516,7 +516,7 @@ def _join_evidence(signs: Sequence[Evidence], crossed: Sequence[Evidence]) -> tu
 def _find_outlier_nodes(
     share: CauseShare, links: Mapping[int, NodeLinks], loose_signs: Mapping[int, Sequence[Symptom]]
 ) -> tuple[tuple[Culprit, ...], PeerComparison | None]:
-    """Find the nodes whose counters stand out for a cause, and the first comparison.
+    """Find the nodes whose counters are outliers for a cause, and the first comparison.
 
     The comparison shows the first counter that stands out next to its value on the other
     nodes.

@@ -38,7 +38,7 @@ from clusterprof.analysis.spill import IN_MEMORY, SpillLocation
 
 
 def identify_jobs(state: JobState) -> JobState:
-    """Decide which ranks belong to one job, and leave out what was recorded twice."""
+    """Decide which ranks belong to one job, and leave out duplicate recordings."""
     assignment = assign_jobs(state.nodes)
     return replace(
         state,
@@ -61,7 +61,7 @@ def align_clocks(state: JobState) -> JobState:
 
 
 def find_network_faults(state: JobState) -> JobState:
-    """Find the jobs whose network shows a fault: they may have waited for transfers longer."""
+    """Find the jobs whose network shows a fault, which may have made transfers slower."""
     return replace(state, faulty_jobs=find_jobs_with_network_faults(state.nodes, state.limits))
 
 

@@ -73,7 +73,7 @@ class BlameSums:
     """None without dumps of the flight recorder."""
 
     def finish(self) -> None:
-        """Evaluate what was added last; call once, before the sums are merged."""
+        """Evaluate the last operations added; call once, before the sums are merged."""
         self.bubbles.finish()
         self.jitter.finish()
 

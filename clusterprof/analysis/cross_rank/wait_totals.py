@@ -101,7 +101,7 @@ def sum_by_reported_id(amounts: Amounts, names: Mapping[str, str]) -> dict[str, 
 
 
 def choose_reported_ids(ranks: Sequence[RankResult]) -> dict[str, str]:
-    """Choose for each cause the id under which most ranks' time of it is reported."""
+    """Choose for each cause the id under which most of its time is reported."""
     sizes: dict[str, dict[str, int]] = {}
     for rank in ranks:
         for bucket in rank.buckets:

@@ -89,7 +89,7 @@ _NumberedRank = tuple[int, NodeResult, RankResult]
 
 
 def attribute_waits(state: JobState) -> JobState:
-    """Attribute the time in which ranks waited in operations to what they waited for.
+    """Attribute the time that ranks waited in operations to causes and culprit ranks.
 
     Where the operations cannot be read back, `not_compared` says why, and the waits stay
     without a cause.

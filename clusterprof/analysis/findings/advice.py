@@ -52,7 +52,7 @@ def with_advice(report: Report, nodes: Sequence[NodeResult]) -> Report:
 
 
 def _list_code_paths(report: Report) -> dict[str, tuple[CodePath, ...]]:
-    """List the stacks of each cause from the line of the user on, with their shares of it."""
+    """List the stacks of each cause, from the user's line inward, with their shares."""
     if report.code is None:
         return {}
     totals: dict[str, int] = {}

@@ -199,7 +199,7 @@ def _count_samples(weights: Weights) -> int:
 
 
 def _estimate_unseen_ns(weights: Weights, own_ns: int, total_ns: int) -> int:
-    """Estimate the part of a rank's time that no sampled stack stands for, ns.
+    """Estimate the part of a rank's time that no sampled stack represents, ns.
 
     The samples of a cause should add up to what the rank itself lost to it. What exceeds their sum
     by more than three standard errors was lost where nothing was sampled.
@@ -326,7 +326,7 @@ def _divide_among_victims(
 
 
 def _sum_waited(rank: RankResult, id_: str, names: Mapping[str, str]) -> int:
-    """Sum how long a rank waited in operations for what is reported under an id, ns."""
+    """Sum the time a rank waited in operations for the causes reported under an id, ns."""
     waited_ns = sum(
         ns for leaf, ns in rank.victim_ns.items() if names.get(leaf, UNATTRIBUTED) == id_
     )
@@ -343,7 +343,7 @@ def _with_lines(finding: Finding, code: _CauseCode, stacks: JobStacks) -> Findin
 
 
 def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
-    """List the lines behind some time, with their shares of it, largest first."""
+    """List the code lines that account for some time, with their shares, largest first."""
     total_ns = sum(code.ns.values())
     ns_by_line: dict[CodePlace, int] = {}
     stacks_by_line: dict[CodePlace, set[int]] = {}

@@ -368,7 +368,7 @@ def with_read_counts(findings: Iterable[Finding], ranks: Sequence[RankResult]) -
 
 
 def _append_note(finding: Finding, ending: str, note: str) -> Finding:
-    """Append a note, unless it is empty, to the evidence whose name ends so."""
+    """Append a nonempty note to the evidence whose name has this suffix."""
     noted = (
         replace(item, note="; ".join(text for text in (item.note, note) if text))
         if item.name.endswith(ending)

@@ -225,7 +225,7 @@ def find_early_ends(
     stretch_ns: int,
     step_every: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Find the ranks whose last step ended early: (place, run time in ns), by place.
+    """Find the ranks whose last step ended early: (index, run time in ns), by index.
 
     A process that was restarted as the same rank has not ended.
     """

@@ -213,7 +213,7 @@ class SavingsModel:
         return self._with_bounds(self._column(id_, leaves))
 
     def estimate_culprit(self, rank: int, id_: str, leaves: Collection[str]) -> Savings:
-        """Estimate the time saved if one rank alone had none of a cause; several groups only.
+        """Estimate the time saved if a cause were removed from one rank only; needs several groups.
 
         rank: index over all nodes, in order.
         """

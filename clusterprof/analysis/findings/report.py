@@ -126,7 +126,7 @@ def _list_variables(nodes: Sequence[NodeResult], name: str) -> list[object]:
 
 
 def _find_common_text(values: Iterable[object]) -> str:
-    """Return the one text among some values; "" when there is none, or they differ."""
+    """Return the text common to all nonempty values; "" if there is none or they differ."""
     texts = {value for value in values if isinstance(value, str) and value}
     return texts.pop() if len(texts) == 1 else ""
 
@@ -459,7 +459,7 @@ def add_life(state: ReportState) -> ReportState:
 
 
 def report_coverage(state: ReportState) -> ReportState:
-    """Report what was not recorded, and what a reader must know about the rest."""
+    """Add coverage gaps and notes on data quality to the report."""
     across, ranks, context = state.across, state.ranks, state.context
     # Ranks that had stood still were ended by somebody: that failure comes second.
     failures = (*across.hang_notes, *describe_failed_ranks(across.nodes))

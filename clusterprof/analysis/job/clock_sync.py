@@ -85,7 +85,7 @@ class NodeClockAlignment:
 
 
 def align_node_clocks(nodes: Sequence[NodeResult]) -> NodeClockAlignment:
-    """Align the clocks of all nodes by the operation samples that their ranks have kept."""
+    """Align the clocks of all nodes by the operation samples of their ranks."""
     clock_of = _assign_clock_numbers(nodes)
     n = max(clock_of, default=-1) + 1
     samples: list[list[tuple[int, LeaveTimeSamples]]] = [[] for _ in range(n)]

@@ -253,7 +253,7 @@ class JobAssignment:
 
 
 def assign_jobs(nodes: Sequence[NodeResult]) -> JobAssignment:
-    """Assign each rank the number of its job, and leave out what was recorded twice.
+    """Assign each rank the number of its job, and leave out duplicate recordings.
 
     The number is set in RankResult`.job`; AMBIGUOUS_JOB
     where one rank of a job was several processes at the same time.
@@ -364,7 +364,7 @@ def _find_repeated_ranks(
 def _find_concurrent_duplicates(
     processes: Iterable[RecordedProcess],
 ) -> list[tuple[int, list[RecordedProcess]]]:
-    """Find the ranks that two processes had at the same time."""
+    """Find the rank numbers that two processes held at the same time."""
     out = []
     for rank, same_rank in _find_repeated_ranks(processes):
         same_rank = sorted(same_rank, key=lambda process: process.first_ns)

@@ -364,7 +364,7 @@ def analyze_ranks(
 
 
 def _move_to_chunk(open_rank: OpenRank, chunk: Chunk) -> OpenRank:
-    """Return a rank without anything of the latest chunk, as if it had no record in this one."""
+    """Move a rank to a chunk in which it has no record."""
     main = chunk.processes[open_rank.rank.pid]
     return replace(open_rank, rank=replace(open_rank.rank, chunk=chunk, main=main, workers=()))
 

@@ -46,7 +46,7 @@ class LastCodePosition:
 
     @property
     def stack(self) -> int:
-        """Return the stack that it was in most since its last span, else the last; 0 = none."""
+        """Return the most frequent stack since the last span, else the last stack; 0 = none."""
         counts = [(count, stack) for stack, count in self.since_span.items() if stack]
         return max(counts)[1] if counts else self.last_stack
 
@@ -56,7 +56,7 @@ class LastCodePosition:
         return self.since_span.get(self.stack, 0)
 
     def update(self, process: Process) -> None:
-        """Add the spans and samples of one chunk; what was repeated from the one before is not."""
+        """Add the spans and samples of one chunk, except those repeated from the chunk before."""
         end_ns = max(
             (
                 int(table.end_ns.max())
@@ -98,7 +98,7 @@ class StepsBetweenOperations:
 
     @property
     def after_last(self) -> int:
-        """Return the number of steps without one since its last operation; 0 = it had none."""
+        """Return the number of steps since the rank's last operation; 0 = it had no operation."""
         return max(0, self.last_step - self.at_operation) if self._last_start_ns else 0
 
     def update(self, process: Process) -> None:

@@ -142,7 +142,7 @@ class NvLinks:
         self._ends: dict[tuple[str, int], str] = {}
 
     def observe(self, event: Event) -> None:
-        """Add what an event says of links; events come in the order of time."""
+        """Add the link states of an event; events are in order of time."""
         if event.kind not in ("nvlink-errors", "nvlink-states"):
             return
         attributes, device = event.attributes, str(event.attributes.get("device"))
@@ -205,7 +205,7 @@ class LinkTrends:
         self._nvlinks = NvLinks()
 
     def observe(self, chunk: Chunk) -> None:
-        """Add what a chunk shows; chunks come in the order of time."""
+        """Add the link readings of a chunk; chunks are in order of time."""
         if self._first_ns is None:
             self._first_ns = chunk.start_ns
         self._minutes = max(self._minutes, self._find_minute(chunk.end_ns - 1) + 1)

@@ -23,7 +23,7 @@ OTHER_COUNT = "the job counts other steps than its process: mark them with clust
 
 @dataclass(frozen=True, slots=True)
 class ProcessProgress:
-    """How far one process has come; times are ns on its node's clock."""
+    """Progress of one process in steps and operations; times are ns on its node's clock."""
 
     pid: int
     started_ticks: int

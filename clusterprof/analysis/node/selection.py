@@ -187,7 +187,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class ProgressReporter:
-    """Adds up what was read of all nodes, in whatever order, and reports it."""
+    """Adds up the bytes read of all nodes, in any order, and reports progress."""
 
     def __init__(self, sizes: Sequence[int], on_progress: ProgressCallback | None) -> None:
         """Start with nothing read; sizes: bytes of each node; on_progress None = report nothing."""

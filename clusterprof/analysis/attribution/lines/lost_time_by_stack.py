@@ -297,7 +297,7 @@ class StackTimeSums:
         return rows
 
     def _add_lock_holders(self, main: Process, segment: Segment, total_ns: float) -> None:
-        """Share time in which other threads kept the interpreter lock out among their stacks.
+        """Divide time in which other threads held the interpreter lock among their stacks.
 
         The probe samples them at the end of each wait for the lock.
         """
@@ -312,7 +312,7 @@ class StackTimeSums:
             self._put(_HELD_LOCK, stacks.stack[rows], total_ns * weight)
 
     def _put_by_state(self, key: str, samples: _Samples, density: Float, needed: int) -> None:
-        """Add the samples whose state fits the cause; all of them if none does.
+        """Add the samples whose thread state fits the cause; all samples if none fits.
 
         Those that fit also carry the loss of the others, up to all of their own time.
         """

@@ -97,7 +97,7 @@ class TimeBinTable:
             self.rows[name] = row
 
     def add(self, other: TimeBinTable) -> None:
-        """Add a table of the same rank; the finer of the two is folded."""
+        """Add a table of the same rank; the table with shorter bins is folded first."""
         if not other.size:
             return
         while other.bin_ns < self.bin_ns:

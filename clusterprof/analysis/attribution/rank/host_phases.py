@@ -394,7 +394,7 @@ _MIN_ASLEEP_RATIO = 0.5
 
 
 def find_lock_waits(rank: Rank) -> Intervals:
-    """Return the time in which another thread kept the interpreter lock and the main one slept.
+    """Find the time in which another thread held the interpreter lock and the main thread slept.
 
     Disjoint and sorted, ns. A main thread that was active for most of it, from sample to sample,
     kept the lock itself; so did one that waited for a disk: a page fault keeps the lock.

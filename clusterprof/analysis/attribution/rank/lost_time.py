@@ -425,7 +425,7 @@ def _measure_increase_awake(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Host phases of sampled time, and what stream events do not measure of it; n rows."""
+    """Host phases of sampled time, and the part that stream events do not measure; n rows."""
 
     phases: HostPhases
     room_ns: Int

@@ -295,7 +295,7 @@ TICK_NS, MAX_TICKS = 100_000_000, 6000  # for the period, where steps have no ma
 
 
 class _StepArrivals:
-    """The steps of a rank, and what it had spent at the end of each."""
+    """The steps of a rank, and its time by category up to the end of each."""
 
     def __init__(self, categories: tuple[str, ...], store: Store) -> None:
         self._categories = categories
@@ -396,7 +396,7 @@ class ImplicitSteps:
             self._certain.confirm()
 
     def _add_ticks(self, segment: Segment, lost: LostTime) -> None:
-        """Record what was lost in every tenth of a second."""
+        """Record the time lost in each tenth of a second."""
         ticks_ns = (
             np.arange(segment.start_ns // TICK_NS + 1, segment.end_ns // TICK_NS + 1) * TICK_NS
         )

@@ -197,7 +197,7 @@ class TimeSpent:
     def _add_open(
         self, spans: CollectiveSpans, segment: Segment, blocked_ns: Int, at_arrive: Int, used: Int
     ) -> None:
-        """Add to ended spans, in place, what they had in earlier segments.
+        """Add to ended spans, in place, their time in earlier segments.
 
         used: int64[k], the categories of the rows of `at_arrive`; those of earlier segments are
         among them.
@@ -273,7 +273,7 @@ class SpentTotals:
         hidden_cost: Mapping[int, Int],
         t_ns: Int,
     ) -> tuple[Int, Int]:
-        """Add a settled segment, and return what had been spent at given times.
+        """Add a settled segment, and return the time by category up to given instants.
 
         amounts, hidden_cost: what `split_amounts` and `compute_hidden_cost` return. t_ns:
         int64[m]; the last one is the end of the segment. Returns the categories with any time,
@@ -326,7 +326,7 @@ class RunningSums:
         self._contention, self._evaluation = contention, evaluation
 
     def sum_until(self, t_ns: Int) -> Int:
-        """Return what had been spent at each time in `categories`: int64[k, m], ns.
+        """Return the time in `categories` up to each instant: int64[k, m], ns.
 
         All intervals before each time, and the part before it of the interval that contains it.
         """

@@ -453,7 +453,7 @@ def _split_waits_by_excess(
     wait: Int,
     point_to_point: NDArray[np.bool_],
 ) -> tuple[Int, Int, list[tuple[int, Int]]]:
-    """Split waits by what the late rank had spent more time on.
+    """Split waits among the categories on which the late rank spent more time.
 
     Returns the part to propagate, the part that comes only from leaving at different times,
     and (cause, ns) of each share.
@@ -518,7 +518,7 @@ def _concat_entries(*parts: BlameEntries) -> BlameEntries:
 
 
 def _select_kept_entries(keep: Int, rows: int, entries: BlameEntries) -> BlameEntries:
-    """Keep the entries of the kept rows and renumber them as those rows will be numbered."""
+    """Select the entries of the kept rows, and renumber them by the new row numbers."""
     number = np.full(rows, -1, np.int64)
     number[keep] = np.arange(keep.size)
     row = number[entries.row]

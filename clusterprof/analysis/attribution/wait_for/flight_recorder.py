@@ -320,7 +320,7 @@ def describe_comparison(
 
 
 def _is_agreement(comparison: FlightRecorderComparison) -> bool:
-    """Return whether the waits are as long in both sources, and for the same ranks."""
+    """Return whether both sources show waits of equal length for the same ranks."""
     ratios = comparison.list_difference_ratios()
     length_ns = (comparison.extent_ns[1] - comparison.extent_ns[0])[list(ratios)]
     for_others_ns = int(comparison.wait_ns[0].sum()) - comparison.same_last_ns

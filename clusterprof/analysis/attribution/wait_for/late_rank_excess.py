@@ -68,7 +68,7 @@ forward: 8/3 of the mean.
 
 
 class UsualWork(NamedTuple):
-    """Work that the rank of each row had done for its process group before.
+    """Earlier work of each row's rank for its process group.
 
     n segments, the sum of their work, and the sum of the first
     EARLY_SEGMENTS, ns.

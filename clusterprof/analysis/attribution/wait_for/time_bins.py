@@ -28,7 +28,7 @@ _MAX_UNMERGED_CELLS = 1 << 16
 
 
 class CellSums:
-    """Sums of ns by cell, of which only those that are not 0 are kept."""
+    """Sums of ns by cell; only nonzero cells are stored."""
 
     def __init__(self) -> None:
         empty = np.zeros(0, np.int64)

@@ -172,7 +172,7 @@ class VictimCounts:
             self._waited.add(cell, blamed.ns[with_culprit])
 
     def merge(self, other: VictimCounts) -> None:
-        """Add what was counted in other operations."""
+        """Add the counts of other operations."""
         self._waited.merge(other._waited)
 
     def count_victims(self, culprit: int) -> int | None:
