@@ -302,14 +302,14 @@ class Plan(NamedTuple):
     """name -> {"enabled", "interval_ns"}; a collector that is not listed keeps its defaults."""
     recording: Mapping[str, int] = _NOTHING
     """segment_bytes, max_bytes, keep_free_bytes; live_helper: 0 = never start; mode: of folders;
-    hang_after_ns: when ranks stand still; dive_after_ns: when a rank stands out;
+    hang_after_ns: when ranks hang; dive_after_ns: when a rank straggles;
     redact: 1 = names are replaced."""
     profile: Mapping[str, Any] = _NOTHING
     """Effective values of the profile, for the header."""
     metrics: Sequence[str] = ()
     """Where live metrics go (`parse_metrics_target`); files with absolute paths."""
     on_hang: str = ""
-    """Command that is run when ranks stand still; "" = none."""
+    """Command that is run when ranks hang; "" = none."""
 
     def enabled(self, name: str) -> bool:
         """Return whether the collector is opened at all."""
@@ -410,7 +410,7 @@ def with_metrics(
 
 
 def with_hang_options(plan: Plan, on_hang: str, hang_after_ns: int | None) -> Plan:
-    """Return the plan with what to do when ranks stand still.
+    """Return the plan with the actions to take when ranks hang.
 
     hang_after_ns: after which time they do; None = derived from the pace of the run.
     """
@@ -421,7 +421,7 @@ def with_hang_options(plan: Plan, on_hang: str, hang_after_ns: int | None) -> Pl
 
 
 def with_dive(plan: Plan, dive_after_ns: int) -> Plan:
-    """Return the plan with profiler windows of a rank that stands out for this time."""
+    """Return the plan with profiler windows of a rank that straggles for this time."""
     return plan._replace(recording={**plan.recording, "dive_after_ns": dive_after_ns})
 
 

@@ -204,7 +204,7 @@ class StackTable:
 
 
 class Sampler:
-    """Takes samples of a thread, and records them and what they cost."""
+    """Takes stack samples of a thread, and records them and their cost."""
 
     def __init__(self) -> None:
         self.own_cpu_ns = 0
@@ -309,7 +309,7 @@ class Sampler:
             self.report(taken_ns)
 
     def report(self, now_ns: int) -> None:
-        """Record how many samples were taken since the last report, and what they cost."""
+        """Record the number of samples since the last report, and their cost."""
         if not self._samples:
             return
         counts = self._samples, self.own_cpu_ns, self._unreadable, self._overflowed

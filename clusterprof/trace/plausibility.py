@@ -147,7 +147,7 @@ class DeviceFacts(Struct):
 
 
 class ProgressAttributes(Struct):
-    """Ranks that stand still."""
+    """Ranks that hang."""
 
     since_ns: Time | None = None
     bound_ns: Count | None = None

@@ -248,7 +248,7 @@ class RasQuery:
             self._connect(*endpoint)
 
     def poll(self, now_ns: int) -> bool:
-        """Send and read what is possible without waiting; return whether the query is over."""
+        """Send and read without blocking; return whether the query is over."""
         connection = self._socket
         if connection is None:
             return True

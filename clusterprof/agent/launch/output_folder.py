@@ -43,7 +43,7 @@ _HEADER = msgspec.msgpack.Decoder(Header)
 
 
 class JobIdentity(NamedTuple):
-    """What tells the recordings of one job from those of another."""
+    """Identity of a job, by which its recordings are recognized."""
 
     job: str
     named: bool

@@ -1,11 +1,11 @@
-"""Find out that the ranks of the node stand still, and collect evidence while they do.
+"""Detect that the ranks of the node hang, and collect evidence while they do.
 
     rank 0   step 811 | all_reduce 812 ...............................   waits for 30 s
     rank 1   step 811 | ..............................................   marks nothing for 30 s
 
-A rank makes progress when it marks a span of its own work. The node stands still when no rank does
-for much longer than ever before, or when one waits in an operation for so long while the others
-only step on.
+A rank makes progress when it marks a span of its own work. The node hangs when no rank does for
+much longer than ever before, or when one rank waits in an operation for so long while the others
+go on with steps.
 
     at once        event `progress-stopped`: the ranks, the state of each thread that trains
     within 15 s    dumps of PyTorch's flight recorder, written by the probe of each rank on request;
@@ -13,7 +13,7 @@ only step on.
     then           event `autopsy-finished`, and the user's command (`record --on-hang`), once
 
 Everything else is recorded all the time: stacks, thread states, devices, the kernel log. When ranks
-go on, there is an event `progress-resumed`. Nothing here waits: `take` is called at every flush.
+resume, there is an event `progress-resumed`. Nothing here waits: `take` is called at every flush.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from clusterprof.agent.processes.span_rings import RankProgress, SpanRings
 from clusterprof.trace.schema import Event, Record
 
 MIN_BOUND_NS, MAX_BOUND_NS = 30_000_000_000, 300_000_000_000
-"""Least and longest time without progress after which a rank stands still, ns. A first save or
+"""Least and longest time without progress after which a rank hangs, ns. A first save or
 evaluation may take half a minute; NCCL's own timeout ends a job after ten minutes."""
 PAUSE_FACTOR = 3
 """Times the longest pause of the run so far."""
 DIVERGED_STEPS = 10
 """Steps of a rank while another one waits in an operation, from which on they have diverged."""
 MAX_ASLEEP_RATIO = 0.1
-"""CPU time of a lone process over elapsed time, up to which it stands still and does not work."""
+"""CPU time of a lone process over elapsed time, up to which it hangs and does not work."""
 COLLECT_NS = 15_000_000_000
 """Time for which dumps and the answer of RAS are awaited, ns."""
 HOOK_TIMEOUT_S = 60
 MAX_AUTOPSIES = 20
-"""Per recording: a job that stands still again and again is known by then."""
+"""Per recording: a job that hangs more often is known by then."""
 MAX_DUMP_BYTES = 16 << 20
 _MAX_RANKS = 128
 _ABLE_STATES = ("R", "S", "D")
@@ -73,13 +73,13 @@ _HOOK_SHELL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """Ranks that stand still."""
+class HungRanks:
+    """Ranks that hang."""
 
     since_ns: int
-    """When the last progress was, or when the wait began."""
+    """Time of the last progress, or of the begin of the wait."""
     begun_ns: int
-    """When it counted as a standstill."""
+    """When it counted as a hung_ranks."""
     bound_ns: int
     longest_pause_ns: int
     waiting: tuple[int, ...]
@@ -91,7 +91,7 @@ class Standstill:
 
 
 class ProgressWatch:
-    """Finds out that ranks stand still, and that they go on."""
+    """Detects that ranks hang, and that they resume."""
 
     def __init__(self, hang_after_ns: int | None = None) -> None:
         """hang_after_ns: time without progress that counts; None = by the pace of the run."""
@@ -108,8 +108,8 @@ class ProgressWatch:
 
     def check(
         self, alive: Sequence[RankProgress], ended_ns: int, is_asleep: bool, now_ns: int
-    ) -> Standstill | None:
-        """Return how the ranks stand still; None if they make progress.
+    ) -> HungRanks | None:
+        """Return which ranks hang, and how; None if they make progress.
 
         alive: ranks whose processes exist. ended_ns: when a rank ended last, 0 = none has.
         is_asleep: whether they have hardly used a CPU since their last progress.
@@ -142,7 +142,7 @@ class ProgressWatch:
         longest_ns = max(rank.longest_pause_ns for rank in alive)
         silent = {rank.pid for rank in alive} - in_operation - stepping
         groups = (tuple(sorted(pids)) for pids in (in_operation, silent, stepping))
-        return Standstill(since_ns, now_ns, bound_ns, longest_ns, *groups)
+        return HungRanks(since_ns, now_ns, bound_ns, longest_ns, *groups)
 
     def _note_steps(self, alive: Sequence[RankProgress], wait_ns: int) -> None:
         """Note the steps of each rank when the wait began that is under way."""
@@ -155,7 +155,7 @@ class ProgressWatch:
 
 
 class HangCollector:
-    """A source: it watches the ranks and collects evidence while they stand still."""
+    """A source of records that watches the ranks, and collects evidence while they hang."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class HangCollector:
         self._watch = ProgressWatch(hang_after_ns)
         self._hook = HangHook(on_hang, folder)
         self._cpu_ns: dict[int, tuple[int, int]] = {}  # pid -> last progress, CPU time then
-        self._standstill: Standstill | None = None
+        self._hung_ranks: HungRanks | None = None
         self._autopsies = 0
         self._collecting: _Collection | None = None
 
@@ -180,14 +180,14 @@ class HangCollector:
         records: list[Record] = []
         self._hook.check()
         alive = self._rings.list_progress()
-        if self._standstill is not None:
-            if has_resumed(self._standstill, alive):
-                records += self._note_resumption(self._standstill, now_ns)
+        if self._hung_ranks is not None:
+            if has_resumed(self._hung_ranks, alive):
+                records += self._note_resumption(self._hung_ranks, now_ns)
         elif alive:
             is_asleep = self._is_asleep(alive, now_ns)
-            self._standstill = self._watch.check(alive, self._rings.ended_ns, is_asleep, now_ns)
-            if self._standstill is not None:
-                records.append(self._begin(self._standstill, now_ns))
+            self._hung_ranks = self._watch.check(alive, self._rings.ended_ns, is_asleep, now_ns)
+            if self._hung_ranks is not None:
+                records.append(self._begin(self._hung_ranks, now_ns))
         if self._collecting is not None and self._collecting.poll(now_ns):
             records.append(self._finish_collection(now_ns))
         return records
@@ -198,38 +198,38 @@ class HangCollector:
             return []
         return [Event(now_ns, "autopsy-finished", self._collecting.finish())]
 
-    def _begin(self, standstill: Standstill, now_ns: int) -> Event:
-        pids = (*standstill.waiting, *standstill.silent, *standstill.stepping)[:_MAX_RANKS]
+    def _begin(self, hung_ranks: HungRanks, now_ns: int) -> Event:
+        pids = (*hung_ranks.waiting, *hung_ranks.silent, *hung_ranks.stepping)[:_MAX_RANKS]
         threads = [read_thread_state(self._proc, pid) for pid in pids]
         if self._autopsies < MAX_AUTOPSIES and self._collecting is None:
             self._autopsies += 1
             self._collecting = _Collection(self._run_dir, self._folder, threads, self._proc, now_ns)
         attributes: dict[str, Any] = {
-            "since_ns": standstill.since_ns,
-            "bound_ns": standstill.bound_ns,
-            "longest_pause_ns": standstill.longest_pause_ns,
-            "waiting": list(standstill.waiting[:_MAX_RANKS]),
-            "silent": list(standstill.silent[:_MAX_RANKS]),
-            "stepping": list(standstill.stepping[:_MAX_RANKS]),
+            "since_ns": hung_ranks.since_ns,
+            "bound_ns": hung_ranks.bound_ns,
+            "longest_pause_ns": hung_ranks.longest_pause_ns,
+            "waiting": list(hung_ranks.waiting[:_MAX_RANKS]),
+            "silent": list(hung_ranks.silent[:_MAX_RANKS]),
+            "stepping": list(hung_ranks.stepping[:_MAX_RANKS]),
             "threads": threads,
         }
         return Event(now_ns, "progress-stopped", attributes)
 
-    def _note_resumption(self, standstill: Standstill, now_ns: int) -> list[Event]:
+    def _note_resumption(self, hung_ranks: HungRanks, now_ns: int) -> list[Event]:
         """Note that ranks went on: the dumps no longer say how they are, and get another name."""
-        self._standstill = None
+        self._hung_ranks = None
         events = [] if self._collecting is None else [self._finish_collection(now_ns)]
         for path in (self._folder / OUTPUT_LINK).glob(f"{DUMP_PREFIX}*.json"):
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(path.name + RESUMED_SUFFIX))
-        return [*events, Event(now_ns, "progress-resumed", {"since_ns": standstill.since_ns})]
+        return [*events, Event(now_ns, "progress-resumed", {"since_ns": hung_ranks.since_ns})]
 
     def _finish_collection(self, now_ns: int) -> Event:
         collection, self._collecting = self._collecting, None
         assert collection is not None
         attributes = collection.finish()
-        if self._standstill is not None:
-            attributes["hook"] = self._hook.start(self._standstill, now_ns)
+        if self._hung_ranks is not None:
+            attributes["hook"] = self._hook.start(self._hung_ranks, now_ns)
         return Event(now_ns, "autopsy-finished", attributes)
 
     def _is_asleep(self, alive: list[RankProgress], now_ns: int) -> bool:
@@ -248,7 +248,7 @@ class HangCollector:
 
 
 class _Collection:
-    """Evidence that others write when asked: dumps of the ranks, the answer of RAS."""
+    """Evidence written by others on request: dumps of the ranks, the answer of NCCL RAS."""
 
     def __init__(
         self, run_dir: Path, folder: Path, threads: list[dict[str, Any]], proc: str, now_ns: int
@@ -321,17 +321,17 @@ class HangHook:
         self._command, self._folder = command, folder
         self._pid = 0
 
-    def start(self, standstill: Standstill, now_ns: int) -> str:
+    def start(self, hung_ranks: HungRanks, now_ns: int) -> str:
         """Start the command, unless it ran before; return what was done, "" = there is none."""
         command, self._command = self._command, ""
         if not command:
             return ""
-        pids = (*standstill.waiting, *standstill.silent, *standstill.stepping)
+        pids = (*hung_ranks.waiting, *hung_ranks.silent, *hung_ranks.stepping)
         environment = os.environ | {
             "CLUSTERPROF_RECORDING": str(self._folder),
             "CLUSTERPROF_HANG_PIDS": " ".join(map(str, pids)),
-            "CLUSTERPROF_HANG_SILENT_PIDS": " ".join(map(str, standstill.silent)),
-            "CLUSTERPROF_HANG_SECONDS": str((now_ns - standstill.since_ns) // 10**9),
+            "CLUSTERPROF_HANG_SILENT_PIDS": " ".join(map(str, hung_ranks.silent)),
+            "CLUSTERPROF_HANG_SECONDS": str((now_ns - hung_ranks.since_ns) // 10**9),
         }
         log = str(self._folder / HOOK_LOG)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -362,13 +362,13 @@ class HangHook:
             self._pid = 0
 
 
-def has_resumed(standstill: Standstill, alive: Sequence[RankProgress]) -> bool:
-    """Return whether a rank that stood still has marked a span since.
+def has_resumed(hung_ranks: HungRanks, alive: Sequence[RankProgress]) -> bool:
+    """Return whether a hung rank has marked a span since the hang began.
 
     Ranks that were ended have not gone on, and the wait for them is not over.
     """
-    standing = {*standstill.waiting, *standstill.silent}
-    return any(rank.pid in standing and rank.last_ns > standstill.begun_ns for rank in alive)
+    hung_pids = {*hung_ranks.waiting, *hung_ranks.silent}
+    return any(rank.pid in hung_pids and rank.last_ns > hung_ranks.begun_ns for rank in alive)
 
 
 def read_thread_state(proc: str, pid: int) -> dict[str, Any]:

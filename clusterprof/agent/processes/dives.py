@@ -52,7 +52,7 @@ _NOT_RECORDED = "the recording ended before its window did"
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that stands out, and one to compare it with."""
+    """A straggling rank, and a rank to compare it with."""
 
     pid: int
     healthy_pid: int
@@ -73,7 +73,7 @@ class StragglerWatch:
     """Finds the rank that has worked longer than the others for a while."""
 
     def __init__(self, after_ns: int) -> None:
-        """after_ns: for how long a rank stands out before it counts."""
+        """after_ns: for how long a rank must straggle before it counts."""
         self._after_ns = after_ns
         self._window_ns = min(MAX_WINDOW_NS, after_ns // WINDOWS)
         self._begun_ns = 0
@@ -81,7 +81,7 @@ class StragglerWatch:
         self._pid = self._since_ns = 0
 
     def check(self, ranks: Sequence[RankProgress], now_ns: int) -> Straggler | None:
-        """Compare the ranks if the window is over; return one that stood out for long enough."""
+        """Compare the ranks if the window is over; return a rank that straggled for long enough."""
         if self._begun_ns and now_ns - self._begun_ns < self._window_ns:
             return None
         work = [self._measure(rank) for rank in ranks if rank.pid in self._before]
@@ -164,7 +164,7 @@ class Dives:
 
 
 def describe_straggler(straggler: Straggler) -> dict[str, Any]:
-    """Describe a rank that stands out, as attributes of an event."""
+    """Describe a straggler as attributes of an event."""
     return {
         "pid": straggler.pid,
         "healthy_pid": straggler.healthy_pid,

@@ -23,7 +23,7 @@ _MAX_LINE = 2**31 - 1
 
 
 class StackDefinitions:
-    """What the log of one process has defined so far.
+    """The stacks defined so far in the log of one process.
 
     Files, functions and places count from 0, stacks from 1 with the parent 0 = no caller.
     """
@@ -62,7 +62,7 @@ class StackDefinitions:
         self.read_bytes += offset
 
     def _define(self, entry: struct.Struct, values: list[int], text: str, size: int) -> bool:
-        """Add one definition; return False when it refers to what is not defined."""
+        """Add one definition; return False when it refers to an undefined entry."""
         if size > _MAX_TEXT_BYTES + layout.FUNCTION_ENTRY.size:
             return False
         if entry is layout.FILE_ENTRY:

@@ -54,7 +54,7 @@ class Redactor:
         return f"h{digest.hexdigest()}"
 
     def hide_job(self, job: str) -> str:
-        """Return the job's name without what people called it; numbers and times are kept."""
+        """Return the job's name without the words that people chose; numbers and times stay."""
         if not job or _PUBLIC_JOB.fullmatch(job):
             return job
         name, separator, made = job.partition("@")

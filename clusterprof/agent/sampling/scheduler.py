@@ -60,7 +60,7 @@ class BatchedReader:
             runner.on_change = self._changed
 
     def regroup(self) -> None:
-        """Choose again whose files are read together; the other runners read for themselves."""
+        """Choose anew whose files are read in one batch; other runners read their own files."""
         for runner in self.members:
             if runner.due_ns == self._grouped_due_ns:  # else it rests or was reopened
                 runner.due_ns = self.due_ns
@@ -293,7 +293,7 @@ class RecordSource(Protocol):
 
 
 class OptionalSource:
-    """A source without which the recording goes on: its first error ends it, and is logged."""
+    """A source that the recording can do without: its first error ends it, and is logged."""
 
     def __init__(
         self, name: str, source: RecordSource, note: Callable[[str, BaseException], None]

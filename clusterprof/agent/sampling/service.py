@@ -310,7 +310,7 @@ class Service:
         )
 
     def _make_sources(self, folder: Path) -> tuple[RecordSource, ...]:
-        """Make what produces its own records; the rings come before what reads their progress."""
+        """Make the sources of records; rings come before the sources that read their progress."""
         request, run_dir = self._order, self._order.run_dir
         plan, proc = request.plan, str(request.roots.proc)
         hang_after_ns = plan.recording.get("hang_after_ns")

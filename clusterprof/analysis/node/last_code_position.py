@@ -4,7 +4,7 @@
     samples   a a b b b |  c c c c c c c c        since its last span it was in c
     samples   a a b b b |                         none since: b was the last before it stopped
 
-What a process does while it stands still is in the samples after its last span. A process that
+What a process does while it hangs is in the samples after its last span. A process that
 was stopped or killed has none: then the last sample of all is kept, which is less certain.
 """
 

@@ -70,7 +70,7 @@ class JobResult:
     skipped: tuple[SkippedInput, ...] = ()
     """Nodes that could not be analyzed."""
     dumps: tuple[Dump, ...] = ()
-    """Dumps of the flight recorder, of each rank the latest of a standstill and of its end."""
+    """Dumps of the flight recorder, of each rank the latest of a hang and of its end."""
     unread_dumps: tuple[str, ...] = ()
     """Why other dumps could not be read."""
 

@@ -5,7 +5,7 @@ another wrapped function is not counted again. An asynchronous operation gives t
 spans, its issue and the wait for its end (`probe.hooks.pending_work`). With a device the host
 does not wait; events measure how long the default stream was idle.
 
-When ranks stand still, the recorder creates `dumps/wanted` in the run directory. The probe's thread
+When ranks hang, the recorder creates `dumps/wanted` in the run directory. The probe's thread
 looks for it every two seconds and writes PyTorch's flight recorder to `dumps/<pid>.json`: the
 thread that trains does not hold the interpreter lock while it waits in an operation. Only the JSON
 form is used. With stack traces PyTorch would need the interpreter lock while it holds its own. A

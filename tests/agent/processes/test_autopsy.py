@@ -15,14 +15,14 @@ from clusterprof.agent.processes.autopsy import (
     MAX_DUMP_BYTES,
     HangCollector,
     HangHook,
-    Standstill,
+    HungRanks,
 )
 from clusterprof.agent.processes.span_rings import RankProgress, SpanRings
 from clusterprof.analysis.inputs.profiler_traces import read_dumps
 from clusterprof.trace.schema import Event, Record
 
 SECOND = 1_000_000_000
-STANDSTILL = Standstill(100 * SECOND, 130 * SECOND, 30 * SECOND, SECOND, (11, 12), (13,), ())
+STANDSTILL = HungRanks(100 * SECOND, 130 * SECOND, 30 * SECOND, SECOND, (11, 12), (13,), ())
 
 
 class Rings:

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from clusterprof.agent.processes.autopsy import DIVERGED_STEPS, ProgressWatch, Standstill
+from clusterprof.agent.processes.autopsy import DIVERGED_STEPS, ProgressWatch, HungRanks
 from clusterprof.agent.processes.span_rings import RankProgress
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Spans
@@ -34,7 +34,7 @@ def rank(pid: int, *ends: float, waits_since: float = 0.0) -> RankProgress:
 
 def check(
     *ranks: RankProgress, now: float, ended: float = 0.0, asleep: bool = False
-) -> Standstill | None:
+) -> HungRanks | None:
     return ProgressWatch().check(ranks, round(ended * SECOND), asleep, round(now * SECOND))
 
 

@@ -468,7 +468,7 @@ def read_effective_rates(nvml: Any, handle: Any, links: Sequence[int]) -> list[l
 
 
 def read_remotes(nvml: Any, handle: Any, links: Iterable[int]) -> list[list[Any]]:
-    """Return [link, what is at its other end, its PCI address] of links where NVML reports it.
+    """Return [link, kind and PCI address of its remote end] of links where NVML reports them.
 
     The address is "" where it is not known.
     """
