@@ -12,7 +12,7 @@ import pytest
 
 from clusterprof.analysis.importers.core.base import Account, CannotImportError, Importer
 from clusterprof.analysis.importers.core.byte_sources import open_sources
-from clusterprof.analysis.importers.core.columns import SpanTable
+from clusterprof.analysis.importers.core.columns import ImportedSpans
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Columns, Event, Spans
@@ -102,7 +102,7 @@ def _list_records(node: NodeTables) -> Iterable[Any]:
     return (record for batch in node.records() for record in batch)
 
 
-def read_span_table(spans: SpanTable) -> np.ndarray:
+def read_span_table(spans: ImportedSpans) -> np.ndarray:
     """List all spans in the order in which they were added: int64[7, n], by `SPAN_FIELDS`."""
     batches = [np.empty((len(SPAN_FIELDS), 0), np.int64)]
     for batch in spans._batches:

@@ -369,7 +369,7 @@ MAX_GROUP_ANNOUNCEMENTS = 8192  # 32 ranks of a node with 256 groups each
 MAX_GROUP_FILE_BYTES = 128 << 10  # a group of 16,384 ranks
 
 
-class ProcessGroups:
+class ProcessGroupReader:
     """Reads announced process groups from small files; makes `group-announced` events."""
 
     def __init__(self, run_dir: Path) -> None:

@@ -49,7 +49,7 @@ from clusterprof.agent.processes.autopsy import HangCollector
 from clusterprof.agent.processes.dives import Dives
 from clusterprof.agent.processes.registry import (
     FlightRecorderDumps,
-    ProcessGroups,
+    ProcessGroupReader,
     Registry,
     RunDirWatch,
     has_live_process,
@@ -318,7 +318,7 @@ class Service:
         unguarded = (
             self._registry,
             self._rings,
-            ProcessGroups(run_dir),
+            ProcessGroupReader(run_dir),
             RunDirWatch(run_dir, self._note),
         )
         if self._redactor is not None:  # the others write files that hold paths and names

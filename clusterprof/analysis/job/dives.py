@@ -73,7 +73,7 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OperatorDifference:
     """An operator or a kernel on which one rank spends more than the other, per step."""
 
     kind: str
@@ -166,13 +166,13 @@ def _measure_union(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def compare_profiles(late: Profile, healthy: Profile, step_ns: float) -> list[Difference]:
+def compare_profiles(late: Profile, healthy: Profile, step_ns: float) -> list[OperatorDifference]:
     """Find what the late rank spends clearly more on, the largest difference first.
 
     step_ns: length of its steps.
     """
     differences = [
-        Difference(*key, activity, healthy.get(key, _NONE))
+        OperatorDifference(*key, activity, healthy.get(key, _NONE))
         for key, activity in late.items()
         if not is_operation(key[1])
     ]

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from clusterprof.agent.processes.autopsy import DIVERGED_STEPS, ProgressWatch, HungRanks
+from clusterprof.agent.processes.autopsy import DIVERGED_STEPS, HungRanks, ProgressWatch
 from clusterprof.agent.processes.span_rings import RankProgress
 from clusterprof.probe import layout
 from clusterprof.trace.schema import SPAN_FIELDS, Spans

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.launch.election import ensure_run_dir
-from clusterprof.agent.processes.registry import ProcessGroups, parse_group
+from clusterprof.agent.processes.registry import ProcessGroupReader, parse_group
 from clusterprof.trace.schema import Event
 
 NOW_NS = 5_000_000_000
@@ -30,7 +30,7 @@ def announce(run_dir: Path, name: str, content: Any) -> None:
 
 
 def test_each_group_announcement_becomes_a_single_event(run_dir: Path) -> None:
-    groups = ProcessGroups(run_dir)
+    groups = ProcessGroupReader(run_dir)
     assert groups.take(NOW_NS) == []
     first = {"pid": 7, "group": 2**63 - 1, "ranks": [0, 3]}
     announce(run_dir, f"7.{2**63 - 1}.json", first)
@@ -59,14 +59,14 @@ def test_each_group_announcement_becomes_a_single_event(run_dir: Path) -> None:
 def test_a_file_without_a_group_is_ignored(run_dir: Path, content: dict[str, Any]) -> None:
     assert parse_group(content) is None
     announce(run_dir, "7.5.json", content)
-    assert ProcessGroups(run_dir).finish(NOW_NS) == []
+    assert ProcessGroupReader(run_dir).finish(NOW_NS) == []
 
 
 def test_an_announcement_with_a_mismatched_file_name_is_ignored(run_dir: Path) -> None:
     announce(run_dir, "8.5.json", {"pid": 7, "group": 5, "ranks": [0]})
     announce(run_dir, "7.6.json", {"pid": 7, "group": 5, "ranks": [0]})
-    assert ProcessGroups(run_dir).finish(NOW_NS) == []
+    assert ProcessGroupReader(run_dir).finish(NOW_NS) == []
 
 
 def test_a_run_directory_without_a_groups_folder_has_no_groups(tmp_path: Path) -> None:
-    assert ProcessGroups(tmp_path).finish(NOW_NS) == []
+    assert ProcessGroupReader(tmp_path).finish(NOW_NS) == []

@@ -2,9 +2,9 @@
 
 `build_streams` makes records of a node's metric series; series with the same times share a record.
 `merge_streams` merges many record streams into time slices; a silent stream costs nothing. A
-`SpanTable` keeps the spans of one process as an importer adds them, and yields them sorted by end:
+`ImportedSpans` keeps the spans of one process as an importer adds them, and yields them sorted by end:
 
-    spans = SpanTable()
+    spans = ImportedSpans()
     first = spans.add(start_ns, end_ns, layout.STEP, number, 2, 0, 0)
     row, table = spans.in_order().between(low_ns, high_ns)
 
@@ -275,7 +275,7 @@ class _SpanBatch:
         return [start, start + duration, *columns]
 
 
-class SpanTable:
+class ImportedSpans:
     """All spans of one process."""
 
     def __init__(self) -> None:

@@ -30,8 +30,8 @@ from numpy.typing import ArrayLike
 from clusterprof.analysis.importers.core.columns import (
     BusyCounter,
     Column,
+    ImportedSpans,
     OrderedSpans,
-    SpanTable,
     Stream,
     build_streams,
     list_unread_times,
@@ -118,7 +118,7 @@ class NodeTables:
         self._devices: dict[str, dict[str, Any]] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
-        self._spans: dict[int, SpanTable] = {}
+        self._spans: dict[int, ImportedSpans] = {}
         self._names: dict[int, dict[int, str]] = {}
         self._columns: list[Column | BusyCounter] = []
         self._events: list[Event] = []
@@ -200,7 +200,7 @@ class NodeTables:
         start_ns, end_ns: int64[n], ns. a, b, c, d: int64[n] or one number; their meaning depends on
         the kind (docs/design/recording-format.md).
         """
-        table = self._spans.setdefault(pid, SpanTable())
+        table = self._spans.setdefault(pid, ImportedSpans())
         return table.add(start_ns, end_ns, kind, a, b, c, d)
 
     def add_named_spans(self, pid: int, name: str, start_ns: ArrayLike, end_ns: ArrayLike) -> None:

@@ -47,7 +47,7 @@ _PLACE_MASK = (1 << _PLACE_BITS) - 1
 
 
 @dataclass(slots=True)
-class StackTable:
+class ImportedStacks:
     """Files, places and stacks of one process by their numbers; stack 0 is not known."""
 
     _files: dict[str, int] = field(default_factory=dict)
@@ -188,7 +188,7 @@ NO_STRETCHES = Stretches(*(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def build_stretches(
-    table: StackTable, start: Int, end: Int, place: Int, window: tuple[int, int]
+    table: ImportedStacks, start: Int, end: Int, place: Int, window: tuple[int, int]
 ) -> Stretches:
     """Build the stretches of one thread from its calls, given in any order.
 
@@ -210,7 +210,7 @@ def build_stretches(
     return Stretches(begin[first], until[last], number[first])
 
 
-def _number_stacks(table: StackTable, calls: Calls, place: Int) -> Int:
+def _number_stacks(table: ImportedStacks, calls: Calls, place: Int) -> Int:
     """Return the number of the stack of each call, int64[n]. place: int64[n]."""
     stack = np.zeros(place.size, np.int64)
     for level in range(int(calls.depth.max(initial=0)) + 1):
@@ -231,7 +231,7 @@ class CallLog:
     """Calls of the functions of one process, as they are read from a file."""
 
     def __init__(self) -> None:
-        self.table = StackTable()
+        self.table = ImportedStacks()
         self._rows = array("q")
 
     def add(self, thread: int, start_ns: int, end_ns: int, file: str, function: str) -> bool:
@@ -312,7 +312,7 @@ def _make_fractions(count: int) -> NDArray[np.float64]:
 
 
 def add_stack_samples(
-    node: NodeTables, pid: int, table: StackTable, threads: Sequence[tuple[Int, Int, Int]]
+    node: NodeTables, pid: int, table: ImportedStacks, threads: Sequence[tuple[Int, Int, Int]]
 ) -> int:
     """Add the samples of the threads of a process, and what their stacks are.
 

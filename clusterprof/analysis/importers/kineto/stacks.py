@@ -21,7 +21,7 @@ from clusterprof.analysis.importers.core.stacks import (
     BUILT_IN_FILE,
     MAX_SAMPLES,
     MODULE_FILE,
-    StackTable,
+    ImportedStacks,
     add_stack_samples,
     build_stretches,
     draw_samples,
@@ -82,7 +82,7 @@ def add_function_stacks(
     numbers, inverse = np.unique(functions.number[kept], return_inverse=True)
     if not numbers.size:
         return
-    table = StackTable()
+    table = ImportedStacks()
     places = [
         table.add_place(*parse_function_name(names[number])) if number >= 0 else -1
         for number in numbers.tolist()

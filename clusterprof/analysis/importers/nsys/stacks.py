@@ -20,7 +20,7 @@ import numpy as np
 from clusterprof.analysis.importers.core.device_timeline import Int
 from clusterprof.analysis.importers.core.stacks import (
     RANGE_FILE,
-    StackTable,
+    ImportedStacks,
     Stretches,
     build_stretches,
     draw_samples,
@@ -50,7 +50,7 @@ class PythonFrames:
 
 _NOTHING: Int = np.zeros(0, np.int64)
 NO_FRAMES = PythonFrames(_NOTHING, _NOTHING, [])
-ThreadStacks = tuple[StackTable, tuple[Int, Int, Int]]
+ThreadStacks = tuple[ImportedStacks, tuple[Int, Int, Int]]
 """Stacks of a thread, and time (ns), stack and interval (ns) of its samples, int64[n] each."""
 
 
@@ -140,7 +140,7 @@ def build_thread_stacks(
     samples: index, time (ns) and interval (ns) of its CPU samples, int64[n] each, by index.
     window: from when to when, ns.
     """
-    table = StackTable()
+    table = ImportedStacks()
     stretches = _build_range_stretches(table, ranges, window)
     index, t_ns, interval = samples
     row = np.searchsorted(index, frames.sample)
@@ -163,7 +163,7 @@ def build_thread_stacks(
 
 
 def _build_range_stretches(
-    table: StackTable, ranges: ThreadRanges | None, window: tuple[int, int]
+    table: ImportedStacks, ranges: ThreadRanges | None, window: tuple[int, int]
 ) -> Stretches:
     rows = [
         (start, end, table.add_place(RANGE_FILE, 0, text))

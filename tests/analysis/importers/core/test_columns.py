@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from clusterprof.analysis.importers.core.columns import BusyCounter, SpanTable, pack_column
+from clusterprof.analysis.importers.core.columns import BusyCounter, ImportedSpans, pack_column
 from clusterprof.probe import layout
 from tests.support.import_results import read_span_table
 
@@ -34,7 +34,7 @@ def test_a_constant_column_is_packed_as_a_number() -> None:
 
 
 def test_spans_are_returned_in_order_of_their_ends() -> None:
-    spans = SpanTable()
+    spans = ImportedSpans()
     wide = 1 << 62
     assert spans.add([10, 0], [20, 5], layout.STEP, [1, 2], 2, wide, [-wide, wide]) == 0
     assert spans.add([], [], layout.GC) == 2

@@ -10,7 +10,7 @@ import pytest
 from clusterprof.analysis.importers.core import stacks
 from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.analysis.importers.core.stacks import (
-    StackTable,
+    ImportedStacks,
     Stretches,
     add_stack_samples,
     build_stretches,
@@ -28,16 +28,16 @@ def columns(*rows: Sequence[int]) -> list[np.ndarray]:
     return list(np.array(rows, np.int64).reshape(len(rows), -1).T)
 
 
-def stretches_of(table: StackTable, *calls: Sequence[int]) -> list[tuple[int, ...]]:
+def stretches_of(table: ImportedStacks, *calls: Sequence[int]) -> list[tuple[int, ...]]:
     """Stretches of calls (start, end, place) in ms."""
     start, end, place = columns(*calls)
     built = build_stretches(table, start * MS, end * MS, place, WHOLE)
     return list(zip((built.start // MS).tolist(), (built.end // MS).tolist(), built.stack.tolist()))
 
 
-def table_of(count: int) -> StackTable:
+def table_of(count: int) -> ImportedStacks:
     """A table with some places."""
-    table = StackTable()
+    table = ImportedStacks()
     for number in range(count):
         assert table.add_place("a.py", number + 1, f"f{number}") == number
     return table
@@ -125,7 +125,7 @@ def test_a_full_stack_table_adds_no_stack(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_definitions_are_split_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "_ROWS_PER_EVENT", 2)
-    table = StackTable()
+    table = ImportedStacks()
     places = [table.add_place(f"{name}.py", 3, name) for name in ("main", "augment", "resize")]
     table.add_frames(places)
     node = NodeTables("n", "test")
@@ -158,7 +158,7 @@ def test_definitions_are_split_and_read_back(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_names_that_cannot_be_written_are_repaired() -> None:
-    table = StackTable()
+    table = ImportedStacks()
     table.add_frames([table.add_place("a\ud800.py", 1, "f" * 5000)])
     (attributes,) = table.list_definitions(1)
     assert attributes["files"] == [0, ["a?.py"]]
