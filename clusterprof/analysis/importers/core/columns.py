@@ -1,8 +1,9 @@
 """Tables in which importers collect what they read, and their merge into records of a trace.
 
 `build_streams` makes records of a node's metric series; series with the same times share a record.
-`merge_streams` merges many record streams into time slices; a silent stream costs nothing. A
-`ImportedSpans` keeps the spans of one process as an importer adds them, and yields them sorted by end:
+`merge_streams` merges many record streams into time slices; a silent stream costs nothing.
+`ImportedSpans` keeps the spans of one process in the order in which an importer adds them, and
+yields them sorted by end:
 
     spans = ImportedSpans()
     first = spans.add(start_ns, end_ns, layout.STEP, number, 2, 0, 0)
