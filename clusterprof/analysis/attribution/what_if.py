@@ -196,8 +196,8 @@ def assign_dependency_levels(ops: Operations, ranks: int) -> Int:
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     order = order_by_group(ops.rank, ranks)
     before = np.full(op.size, -1)  # the operation that the rank left before
-    rank_continues = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
-    before[order[rank_continues + 1]] = op[order[rank_continues]]
+    of_same_rank = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
+    before[order[of_same_rank + 1]] = op[order[of_same_rank]]
     # Most members come from the same few operations.
     new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
     begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()

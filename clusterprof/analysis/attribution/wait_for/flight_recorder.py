@@ -294,11 +294,11 @@ def describe_comparison(
     recorder_waits_ns, clusterprof_waits_ns = comparison.wait_ns
     ratios = comparison.list_difference_ratios()
     blocked_ns, behind_ns = int(comparison.blocked_ns.sum()), comparison.behind_ns
-    theirs_ns, ours_ns = int(recorder_waits_ns.sum()), int(clusterprof_waits_ns.sum())
-    waits = _compare_times(theirs_ns, ours_ns)
-    if behind_ns >= _MIN_BEHIND_RATIO * theirs_ns > 0:
+    recorder_ns, clusterprof_ns = int(recorder_waits_ns.sum()), int(clusterprof_waits_ns.sum())
+    waits = _compare_times(recorder_ns, clusterprof_ns)
+    if behind_ns >= _MIN_BEHIND_RATIO * recorder_ns > 0:
         waits += f", of it {format_quantity(behind_ns, 'ns')} while that rank worked on"
-    transfers = _compare_times(blocked_ns - theirs_ns, blocked_ns - ours_ns)
+    transfers = _compare_times(blocked_ns - recorder_ns, blocked_ns - clusterprof_ns)
     named = sorted(ratios, key=lambda rank: (-int(recorder_waits_ns[rank]), rank))[
         :_MAX_NAMED_RANKS
     ]
@@ -307,7 +307,7 @@ def describe_comparison(
         + _compare_times(int(recorder_waits_ns[rank]), int(clusterprof_waits_ns[rank]))
         for rank in sorted(named)
     )
-    same_ratio = comparison.same_last_ns / max(theirs_ns, 1)
+    same_ratio = comparison.same_last_ns / max(recorder_ns, 1)
     verdict = "agrees" if _is_agreement(comparison) else "does not agree"
     percent = 100 * blocked_ns / max(comparison.covered_ns, blocked_ns, 1)
     return (
@@ -329,5 +329,5 @@ def _is_agreement(comparison: FlightRecorderComparison) -> bool:
     ) <= MAX_DIFFERENCE_RATIO and for_others_ns <= MAX_DIFFERENCE_RATIO * int(length_ns.sum())
 
 
-def _compare_times(theirs_ns: int, ours_ns: int) -> str:
-    return f"{format_quantity(theirs_ns, 'ns')} ({format_quantity(ours_ns, 'ns')} here)"
+def _compare_times(recorder_ns: int, clusterprof_ns: int) -> str:
+    return f"{format_quantity(recorder_ns, 'ns')} ({format_quantity(clusterprof_ns, 'ns')} here)"

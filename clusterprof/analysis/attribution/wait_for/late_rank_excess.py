@@ -229,11 +229,11 @@ def _compute_excess_elsewhere(
     waiting_end = np.where(last_left >= 0, index.by_rank[last_left], -1)
     for column, sums in ((0, rows.transferred_ns), (1, rows.waited_ns)):
         running_sums = np.append(sums, 0)  # -1: since its steps began
-        theirs_ns = running_sums[end[elsewhere]] - running_sums[since[elsewhere]]
-        if theirs_ns.any():
+        late_rank_ns = running_sums[end[elsewhere]] - running_sums[since[elsewhere]]
+        if late_rank_ns.any():
             excess_ns = np.zeros(waiting.size, np.int64)
             excess_ns[row] = np.maximum(
-                theirs_ns[pair_index]
+                late_rank_ns[pair_index]
                 - (running_sums[waiting_end] - running_sums[waiting_since[row]]),
                 0,
             )

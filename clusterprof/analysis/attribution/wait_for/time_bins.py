@@ -194,12 +194,12 @@ class WaitTimeBins:
             and relevant.size >= CONTIGUOUS_RATIO * extent
         ):
             return "transient"
-        are_few = main.size <= -(-self._ranks // RANKS_PER_STEADY_CULPRIT) or self._is_one_node(
-            main
-        )
+        has_few_culprits = main.size <= -(
+            -self._ranks // RANKS_PER_STEADY_CULPRIT
+        ) or self._is_one_node(main)
         return (
             "steady"
-            if are_few and present >= STEADY_PRESENCE_RATIO * relevant.size
+            if has_few_culprits and present >= STEADY_PRESENCE_RATIO * relevant.size
             else "wandering"
         )
 
