@@ -62,9 +62,14 @@ class Reason(Row, frozen=True):
 
 
 class Place(Document, frozen=True):
+    """A line of code, in a function of a file."""
+
     file: Annotated[str, limit_to(400)]
+    """Path as Python knows it; "<string>" and the like for code without a file."""
     line: Count
+    """0 = unknown."""
     function: Annotated[str, limit_to(200)]
+    """Qualified name where the interpreter knows it ("Decode.__call__"), else the plain name."""
 
 
 class CodeLine(Document, frozen=True):
