@@ -143,13 +143,13 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from clusterprof.errors import OutputFailed
-from clusterprof.fleet.database import Source, open_ledger
+from clusterprof.fleet.database import RecordedInput, open_ledger
 from tests.support.fleet_jobs import make_entry
 added = 0
 try:
     with open_ledger(Path(sys.argv[1])) as ledger:
         for number in range(100_000):
-            ledger.put(make_entry(number, ["a", "b", "c"]), Source(str(number), "1", 1))
+            ledger.put(make_entry(number, ["a", "b", "c"]), RecordedInput(str(number), "1", 1))
             added += 1
 except OutputFailed as error:
     print(added, error.message, error.remedy, sep="|")

@@ -32,6 +32,7 @@ from clusterprof.analysis.timeline.model import (
     PHASE_EVAL,
     PHASE_HIDDEN_COLLECTIVE,
     PHASE_NONE,
+    PHASE_SYNC,
     Float,
     Int,
 )
@@ -44,6 +45,8 @@ _MIN_LAUNCHING_RATIO = 0.25
 """A step launches for at least this part of the median time: others are cut by the recording."""
 _MAX_ERROR_RATIO = 0.9
 """The queue is followed if its error is at most this part of the error of the shares."""
+_MAX_SYNC_RATIO = 0.02
+"""A host that waits for its device for a larger part of the time empties the queue."""
 _CHECK_INTERVAL = 512
 """Number of windows after which both are compared again, and the work per step is updated."""
 
@@ -175,12 +178,16 @@ def follow_queue(
 def learn_queue(rows: LaunchRows, idle_ns: Int, shares_idle_ns: Float) -> DeviceQueue:
     """Learn the work of a step; NO_QUEUE if the shares predict idle time better.
 
+    Nor is a queue followed that the host empties in its steps: how much work it has launched by
+    then is not known.
     idle_ns: int64[windows]. shares_idle_ns: float64[windows], as predicted by the shares.
     """
     launched_steps, usual_ns = compute_launched_steps(rows)
     total = float(launched_steps.sum())
     busy_ns = int(rows.length_ns.sum()) - int(idle_ns.sum())
-    if total <= 0 or busy_ns <= 0 or rows.step[-1] == rows.step[0]:
+    synced_ns = int(rows.length_ns[rows.phase == PHASE_SYNC].sum())
+    is_synchronized = synced_ns > _MAX_SYNC_RATIO * int(rows.length_ns.sum())
+    if total <= 0 or busy_ns <= 0 or rows.step[-1] == rows.step[0] or is_synchronized:
         return NO_QUEUE
     work_ns = round(busy_ns / total)
     predicted_ns, _ = follow_queue(launched_steps, rows.length_ns, work_ns)

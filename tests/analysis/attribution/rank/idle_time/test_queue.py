@@ -25,7 +25,12 @@ from clusterprof.analysis.attribution.rank.idle_time.shares import (
     follow_shares_of_queue,
     update_shares,
 )
-from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_DATA_WAIT
+from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_DATA_WAIT,
+    PHASE_SYNC,
+)
 
 MS = 1_000_000
 STEP = (PHASE_COMPUTE, PHASE_DATA_WAIT)
@@ -108,6 +113,23 @@ def test_the_queue_is_followed_if_it_predicts_the_windows_better() -> None:
     # What the last step has queued is not done yet, and counts as 15 ms less in 64 steps.
     assert queue.work_ns / MS == pytest.approx(30, abs=15 / 64 + 0.01)
     assert learn_queue(rows, idle_ns, idle_ns.astype(np.float64)) == NO_QUEUE
+
+
+def test_a_queue_that_the_host_empties_in_its_steps_is_not_followed() -> None:
+    # The same steps, in which a wait for the device of 0.5 or 2 ms follows each wait for data.
+    rows = build_steps(make_waits(64))
+    launched_steps, _ = compute_launched_steps(rows)
+    idle_ns = measure_windows(rows, follow_queue(launched_steps, rows.length_ns, 30 * MS)[0])
+    for wait_ms, is_followed in ((0.5, True), (2, False)):
+        count, order = 64, np.argsort(np.r_[rows.window, np.arange(64)], kind="stable")
+        synced = LaunchRows(
+            np.r_[rows.window, np.arange(count)][order],
+            np.r_[rows.phase, np.full(count, PHASE_SYNC)][order],
+            np.r_[rows.length_ns, np.full(count, round(wait_ms * MS))][order],
+            np.r_[rows.step, np.arange(count)][order],
+        )
+        queue = learn_queue(synced, idle_ns, np.full(64, idle_ns.mean()))
+        assert (queue.work_ns > 0) == is_followed
 
 
 def test_the_queue_is_given_up_when_the_shares_predict_better() -> None:
