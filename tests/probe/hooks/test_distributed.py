@@ -268,9 +268,10 @@ def test_process_groups_with_equal_members_number_operations_separately(
 ) -> None:
     """Two threads use a group each: their operations have no order between them."""
     code = """
-import threading, time
+import gc, threading, time
 second = dist.new_group()
 t, u = torch.ones(1), torch.ones(10)
+gc.collect()  # opens the ring: what a thread records while another one opens it is dropped
 def reduce_in_second():
     for _ in range(3):
         dist.all_reduce(u, group=second)
