@@ -268,17 +268,17 @@ def test_process_groups_with_equal_members_number_operations_separately(
 ) -> None:
     """Two threads use a group each: their operations have no order between them."""
     code = """
-import gc, threading, time
+import threading, time
 second = dist.new_group()
 t, u = torch.ones(1), torch.ones(10)
-gc.collect()  # opens the ring: what a thread records while another one opens it is dropped
+dist.all_reduce(t)  # opens the ring: what a thread records while another one opens it is dropped
 def reduce_in_second():
     for _ in range(3):
         dist.all_reduce(u, group=second)
         time.sleep(0.05 * rank)  # the threads of the ranks take turns differently
 thread = threading.Thread(target=reduce_in_second)
 thread.start()
-for _ in range(4):
+for _ in range(3):
     dist.all_reduce(t)
 thread.join()
 """
