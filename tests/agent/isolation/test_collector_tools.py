@@ -196,7 +196,8 @@ def test_a_gaudi_that_crashes_its_library_is_skipped(
     gaudis.write(GetPowerUsage=[{"signal": signal.SIGSEGV}, 225000])
     wait_until(lambda: (rig.tick(), "helper-restarted" in [kind for kind, _ in rig.seen])[1])
     died = dict(rig.seen)["helper-died"]
-    assert (died["devices"], died["calls"]) == ([first], ["GetPowerUsage"])
+    calls = dict(zip(died["devices"], died["calls"]))
+    assert calls[first] == "GetPowerUsage"  # the other device may be in a call at that moment
     wait_until(lambda: (sample := rig.tick()) and sample["gpu.power_watts", second] == 225.0)
 
 
