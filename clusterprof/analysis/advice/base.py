@@ -260,7 +260,7 @@ def format_share(share: float) -> str:
     return f"{min(100 * share, 100.0):.0f} %"
 
 
-def format_place(place: CodeLocation) -> str:
+def format_code_location(place: CodeLocation) -> str:
     """Format a line for a sentence: "train.py:42 in augment"."""
     if place.file.startswith("<"):
         return place.function

@@ -14,7 +14,7 @@ from clusterprof.analysis.advice.base import (
     FilledRecommendation,
     Recommendation,
     describe_location,
-    format_place,
+    format_code_location,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -67,7 +67,7 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
             what=f"Find out why {context.resource} sleeps",
         )
     if context.value("thread.polling_ratio") is not None:
-        line = format_place(path.place) if path is not None else "that polls"
+        line = format_code_location(path.place) if path is not None else "that polls"
         return FilledRecommendation(
             "the loop only waits until others have done something: what it looks for is late, and"
             " the device idles until it is there",
@@ -77,7 +77,9 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
     if path is None:
         dump = mark_command("py-spy dump --pid PID")
         return FilledRecommendation(f"find the line with {dump} while the GPU is idle; {change}")
-    return FilledRecommendation(change, what=f"Move {format_place(path.place)} out of the step")
+    return FilledRecommendation(
+        change, what=f"Move {format_code_location(path.place)} out of the step"
+    )
 
 
 def _fill_rarer_saves(context: AdviceContext) -> FilledRecommendation:
@@ -174,7 +176,11 @@ _ALL_SAVE = ExclusionRule(
 
 def _fill_own_work(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
-    what = f"Take {format_place(path.place)} off the training thread" if path is not None else ""
+    what = (
+        f"Take {format_code_location(path.place)} off the training thread"
+        if path is not None
+        else ""
+    )
     return FilledRecommendation(
         "a sampler runs in the training process: draw the indices of a whole epoch at once, ahead"
         " or in a thread, and yield slices of them; collate and pack batches in the workers",

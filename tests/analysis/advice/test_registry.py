@@ -385,7 +385,7 @@ def test_save_interval_advice_targets_five_percent_cost() -> None:
 
 
 def test_network_path_advice_names_the_device_in_the_evidence() -> None:
-    """Its note is for people: whatever it says, the advice stays."""
+    """The wording of its note does not change the advice."""
     name, rate = "network.link_bytes_per_second", 1.25e8
     slow = (Evidence(name, rate, "bytes/s", "…", sign="faster-device-idle", device="eth1"),)
     first_advice = first(make_context("net-path", slow))

@@ -99,10 +99,10 @@ def test_each_channel_is_numbered_separately() -> None:
     ]
 
 
-def test_other_thread_operations_arrive_when_the_device_runs_dry() -> None:
-    # Lost time is averaged over operations: 30 + 0 + 60 of 100 + 100 + 100 ns are 30 of each. The
-    # fourth was called by the main thread and stays. A nanosecond of each of the others is hidden.
-    builder = RankRowBuilder(Kept())
+def build_and_read(
+    builder: RankRowBuilder, at_arrive: list[int], at_leave: list[int]
+) -> np.ndarray:
+    """Three operations of another thread and one of the main thread, of 100 ns each."""
     other = ALL_REDUCE | OTHER_THREAD
     rows = [  # start, end, group, number, bytes, code, lost
         (1000, 1100, GROUP, 0, 8, other, 30),
@@ -110,15 +110,21 @@ def test_other_thread_operations_arrive_when_the_device_runs_dry() -> None:
         (1400, 1500, GROUP, 2, 8, other, 60),
         (1600, 1700, GROUP, 3, 8, ALL_REDUCE, 50),
     ]
-    at_arrive = np.array([[500, 570, 670, 710]])
-    at_leave = np.array([[570, 670, 710, 760]])
-    builder.add(np.array(rows).T, at_arrive, at_leave)
+    builder.add(np.array(rows).T, np.array([at_arrive]), np.array([at_leave]))
     operations = builder.finish()
     assert operations is not None
     (block,) = operations.blocks
     out = np.zeros((9, 4), np.int64)
     assert isinstance(block.location, bytes)
     read_block(block.location, block, np.zeros(1, np.int64), out)
+    return out
+
+
+def test_other_thread_operations_arrive_when_the_device_runs_dry() -> None:
+    # Lost time is averaged over operations: 30 + 0 + 60 of 100 + 100 + 100 ns are 30 of each. The
+    # fourth was called by the main thread and stays. A nanosecond of each of the others is hidden.
+    spent = [500, 570, 670, 710], [570, 670, 710, 760]
+    out = build_and_read(RankRowBuilder(Kept()), *spent)
     assert out[0].tolist() == [1069, 1269, 1469, 1600]  # arrivals
     assert out[1].tolist() == [31, 31, 31, 100]
     assert out[2].tolist() == [30, 30, 30, 50]  # of it lost
@@ -129,23 +135,8 @@ def test_other_thread_operations_arrive_when_the_device_runs_dry() -> None:
 def test_work_moves_out_of_the_operation_that_lost_time_moves_into() -> None:
     # 30 + 0 + 60 of lost time become 30 + 30 + 30: the second operation has 30 less of work, the
     # third 30 more, and after it the sum is the same as before.
-    builder = RankRowBuilder(Kept(), work=0)
-    other = ALL_REDUCE | OTHER_THREAD
-    rows = [  # start, end, group, number, bytes, code, lost
-        (1000, 1100, GROUP, 0, 8, other, 30),
-        (1200, 1300, GROUP, 1, 8, other, 0),
-        (1400, 1500, GROUP, 2, 8, other, 60),
-        (1600, 1700, GROUP, 3, 8, ALL_REDUCE, 50),
-    ]
-    at_arrive = np.array([[500, 670, 870, 1010]])
-    at_leave = np.array([[570, 770, 910, 1060]])
-    builder.add(np.array(rows).T, at_arrive, at_leave)
-    operations = builder.finish()
-    assert operations is not None
-    (block,) = operations.blocks
-    out = np.zeros((9, 4), np.int64)
-    assert isinstance(block.location, bytes)
-    read_block(block.location, block, np.zeros(1, np.int64), out)
+    work = [500, 670, 870, 1010], [570, 770, 910, 1060]
+    out = build_and_read(RankRowBuilder(Kept(), work=0), *work)
     assert out[7].tolist() == [570, 740, 910, 1010]
     assert out[8].tolist() == [570, 740, 910, 1060]
 

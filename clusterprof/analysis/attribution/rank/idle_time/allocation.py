@@ -115,9 +115,8 @@ def allocate_idle_time(
     learned_shares = activity.phase_shares
     learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     window, phase = phases.window, phases.phase
-    asleep_ns = measure_unknown_sleep(rank, phases, windows)
+    asleep_ns, drained = sleep = _measure_sleep(rank, phases, windows)
     (rows,) = IS_STARVING[phase].nonzero()
-    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, phase == PHASE_COMPUTE)
     begins = np.zeros(phase.size, np.bool_)
     if rows.size:
         starving = phases.rows(rows)
@@ -130,7 +129,7 @@ def allocate_idle_time(
         phases, windows, room_ns, idle_ns, asleep_ns, activity.phase_shares
     )
     followed, queue = _predict_by_queue(
-        rank, phases, all_windows, windows, predicted_ns, (asleep_ns, drained), activity
+        rank, phases, all_windows, windows, predicted_ns, sleep, activity
     )
     by_queue = ~np.isnan(followed)
     if by_queue.any():
@@ -165,21 +164,20 @@ def learn_idle_time(
     window, phase = phases.window, phases.phase
     if not window.size:
         return activity
-    asleep_ns = measure_unknown_sleep(rank, phases, windows)
-    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, phase == PHASE_COMPUTE)
+    sleep = _measure_sleep(rank, phases, windows)
     copying = is_copying(rank, int(phases.start_ns[0]), int(phases.end_ns[-1]))
-    sleep = asleep_ns, drained
     shares = learn_shares(window, phase, room_ns, idle_ns, phases.steps_begun, *sleep, copying)
     activity = replace(activity, phase_shares=shares)
     if not (rank.marked and shares.shares):
         return activity
     launches = separate_sleep(_read_launch_rows(phases), *sleep)
-    predicted_ns = _predict_whole_windows(phases, windows, room_ns, idle_ns, asleep_ns, shares)
+    predicted_ns = _predict_whole_windows(phases, windows, room_ns, idle_ns, sleep[0], shares)
     queue = learn_queue(launches, windows.idle_ns, predicted_ns)
     if not has_peers(rank):
         return replace(activity, queue=queue)
-    # Ranks wait for what a late rank lost. If that lay where its queue was empty, a delay that its
-    # own queue hid would count as work. So it lies in all waits of a kind alike.
+    # The waits of other ranks are attributed to what a late rank lost. If its idle time were placed
+    # only where its queue was empty, a delay that its own queue hid would count as work. So all
+    # waits of a phase get the same share.
     return replace(activity, phase_shares=follow_shares_of_queue(shares, launches, queue))
 
 
@@ -209,13 +207,12 @@ def _predict_by_queue(
     all_windows: DeviceWindows,
     windows: DeviceWindows,
     shares_idle_ns: Float,
-    sleep: tuple[Int | None, NDArray[np.bool_]],
+    sleep: _Sleep,
     activity: DeviceActivity,
 ) -> tuple[Float, DeviceQueue]:
     """Predict the idle time of each row by the queue: float64[n], ns, NaN where it is not followed.
 
-    shares_idle_ns: float64[windows], as predicted by the shares. sleep: of the main thread in each
-    window, and the rows that begin with an empty queue.
+    shares_idle_ns: float64[windows], as predicted by the shares.
     """
     queue, steps = activity.queue, get_spans(rank, layout.STEP)
     if not queue.work_ns or steps is None or not phases.window.size:
@@ -223,8 +220,9 @@ def _predict_by_queue(
     learned = int(np.searchsorted(windows.end_ns, activity.learned_until_ns, side="right"))
     rows = separate_sleep(_read_launch_rows(phases), *sleep)
     step_ns = steps.start_ns[np.maximum(phases.steps_begun[[0, -1]] - 1, 0)]
-    is_open = queue.open_step is not None and queue.open_step.start_ns == step_ns[0]
-    before_ns = queue.open_step.launching_ns if is_open and queue.open_step else 0
+    open_step = queue.open_step
+    is_open = open_step is not None and open_step.start_ns == step_ns[0]
+    before_ns = open_step.launching_ns if open_step is not None and is_open else 0
     end_ns = int(phases.end_ns[-1])
     after_ns = _measure_launching_after(rank, all_windows, steps.start_ns, end_ns)
     in_step_ns = int(measure_launching(rows)[rows.step == rows.step[-1]].sum())
@@ -253,12 +251,18 @@ def _measure_launching_after(
     windows = trim_windows(all_windows, end_ns, until_ns)
     phases = split_host_phases(rank, end_ns, until_ns, (windows.start_ns, windows.end_ns))
     phases = phases.rows(phases.measured.nonzero()[0])
-    asleep_ns = measure_unknown_sleep(rank, phases, windows)
-    drained = find_drained_rows(
-        rank.main, phases.start_ns, phases.end_ns, phases.phase == PHASE_COMPUTE
-    )
-    rows = separate_sleep(_read_launch_rows(phases), asleep_ns, drained)
+    rows = separate_sleep(_read_launch_rows(phases), *_measure_sleep(rank, phases, windows))
     return int(measure_launching(rows).sum())
+
+
+_Sleep = tuple[Int | None, NDArray[np.bool_]]
+"""Unknown sleep of each window, and the rows that begin with an empty queue."""
+
+
+def _measure_sleep(rank: Rank, phases: HostPhases, windows: DeviceWindows) -> _Sleep:
+    computing = phases.phase == PHASE_COMPUTE
+    drained = find_drained_rows(rank.main, phases.start_ns, phases.end_ns, computing)
+    return measure_unknown_sleep(rank, phases, windows), drained
 
 
 _IS_ASLEEP = np.isin(

@@ -7,16 +7,15 @@ device works off what is queued:
     queued   0 .. 30   | 30 .. 0
     device   busy 20   | busy 30, idle 50
 
-So a wait is idle from the time at which the queue is empty: of a wait twice as long more than twice
-as much is idle, and a short one costs nothing. Shares of phases
-(`analysis.attribution.rank.idle_time.shares`) are linear and cannot say that; a queue cannot say
-that a device is idle while its host launches, or that a host synchronizes in the middle of a step.
-So both predict the idle time of the first minute's windows, and the queue is followed if its
-predictions are better, for as long as they are.
+A wait costs nothing until the queue is empty; from then on the device is idle to its end. Idle
+shares of phases (`analysis.attribution.rank.idle_time.shares`) are linear and cannot express that.
+A queue in turn assumes that work is launched evenly, and that the host never waits for the device
+in the middle of a step. Both predict the idle time of the first minute's windows. The queue is used
+if its predictions are better, and for as long as they are.
 
-What it predicts for a window is then fitted to what was measured: too much is reduced in
-proportion; what is missing goes to the waits in which the queue ran empty, then to phases in a
-fixed order.
+The prediction for a window is then fitted to the measured idle time. If it is too large, it is
+reduced in proportion. If it is too small, the rest goes to the waits in which the queue ran empty,
+then to phases in a fixed order.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class DeviceQueue:
     error_ns: int = 0
     """Sum of the differences between predicted and measured idle time."""
     shares_error_ns: int = 0
-    """The same of the idle shares of phases."""
+    """Sum of the differences between the prediction by idle shares and measured idle time."""
     busy_ns: int = 0
     launched_steps: float = 0.0
     """Number of steps whose work was launched."""
@@ -178,8 +177,9 @@ def follow_queue(
 def learn_queue(rows: LaunchRows, idle_ns: Int, shares_idle_ns: Float) -> DeviceQueue:
     """Learn the work of a step; NO_QUEUE if the shares predict idle time better.
 
-    Nor is a queue followed that the host empties in its steps: how much work it has launched by
-    then is not known.
+    NO_QUEUE also if the host waits for the device in its steps: how much of a step's work it had
+    launched by then is not known.
+
     idle_ns: int64[windows]. shares_idle_ns: float64[windows], as predicted by the shares.
     """
     launched_steps, usual_ns = compute_launched_steps(rows)
