@@ -360,7 +360,7 @@ GUARDS = (
     ),
     Guard(
         "sockets",
-        "agent/sampling/service.py",
+        "agent/sampling/live_helpers.py",
         "without `--metrics` nothing listens",
         "    if request.plan.metrics:\n        targets = name_textfiles(\n"
         "            request.plan.metrics,\n",
