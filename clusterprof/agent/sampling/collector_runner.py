@@ -491,6 +491,9 @@ class CollectorRunner:
         is absent, or may not be used.
         """
         has_devices = self.status in ("available", "opening", "failed")
+        if self.status == "available" and not self._is_table:  # else the last values would hold on
+            self._parse_readings()
+            self._batch.add(now_ns, [DEVICES_RELEASED] * len(self._columns))
         self._close()  # in every status: a helper may still be looking for its devices
         self.is_released = True
         if has_devices:

@@ -18,7 +18,11 @@ EMULATED = {"id": "emulated-0", "emulated": True}
 
 def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
     loaded = SimpleNamespace(
-        header=replace(make_header(), devices=devices), gaps=gaps, damage=Damage(), dropped_spans=0
+        header=replace(make_header(), devices=devices),
+        gaps=gaps,
+        damage=Damage(),
+        dropped_spans=0,
+        events=(),
     )
     return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
 
