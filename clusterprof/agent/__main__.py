@@ -192,9 +192,7 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
                 print(ATTACH_LINE, file=sys.stderr, flush=True)
 
     collectors = select_collectors(request.roots, request.plan.use_portable())
-    service = Service(
-        request, collectors, signals.wake, log.note, signals.count_device_requests
-    )
+    service = Service(request, collectors, signals.wake, log.note, signals.count_device_requests)
     service.run(signals.stop_reason, started)
     log.close()
     service.close()

@@ -256,7 +256,7 @@ class IsolatedCollector:
         return None if self._helper is None else self._helper.pid
 
     def list_ending_pids(self) -> list[int]:
-        """Return the helpers whose pipe is closed and that have not ended: they may hold devices."""
+        """Return the helpers whose pipe is closed but that have not ended: devices may be open."""
         self._abandoned = [helper for helper in self._abandoned if not helper.reap()]
         return [helper.pid for helper in self._abandoned]
 

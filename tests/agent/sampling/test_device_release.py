@@ -187,8 +187,6 @@ def test_two_signals_at_once_open_the_devices_anew() -> None:
 
 def test_every_collector_of_real_accelerators_is_released() -> None:
     """Emulated ones have no device; everything else has no accelerator open."""
-    held = {
-        kind.name for kind in COLLECTORS if getattr(kind, "holds_device", kind.isolated)
-    }
+    held = {kind.name for kind in COLLECTORS if getattr(kind, "holds_device", kind.isolated)}
     vendors = {kind.name for kind in COLLECTORS if kind.name.startswith("gpu_")}
     assert held == vendors - {"gpu_emulated"}

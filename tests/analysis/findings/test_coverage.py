@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
-from clusterprof.trace.reader import Damage, SkippedInput
 from clusterprof.errors import DEVICES_RELEASED
+from clusterprof.trace.reader import Damage, SkippedInput
 from clusterprof.trace.schema import Event, Gap
 from tests.support.builders import make_header
 
@@ -73,9 +73,7 @@ def test_a_release_of_devices_is_reported_with_its_times() -> None:
 def test_of_many_releases_the_first_are_listed() -> None:
     events = [(2 + n + half / 2, (OFF, ON)[half]) for n in range(6) for half in (0, 1)]
     shown = ", ".join(f"from {n}.0 s to {n}.5 s" for n in range(4))
-    assert released(*events) == [
-        ("gpu_amd", f"released on SIGUSR2 {shown}, and 2 more times", "")
-    ]
+    assert released(*events) == [("gpu_amd", f"released on SIGUSR2 {shown}, and 2 more times", "")]
 
 
 def test_a_release_whose_events_are_missing_is_reported_without_times() -> None:

@@ -166,9 +166,7 @@ def test_equal_totals_around_a_release_are_no_idle_time() -> None:
     busy = make_counter([1.0, 1.1, 5.0, 5.1], [0, 0, 0, 30])
     rank = device_with(busy=busy)
     released = Gap(int(1.15e9), "gpu_nvidia", "", "", "failed", DEVICES_RELEASED.message, "")
-    of_another = Gap(
-        int(1.05e9), "gpu_nvidia", "", "gpu-1", "failed", DEVICES_RELEASED.message, ""
-    )
+    of_another = Gap(int(1.05e9), "gpu_nvidia", "", "gpu-1", "failed", DEVICES_RELEASED.message, "")
     for gaps in ((released,), (released, released, of_another)):
         chunk = replace(rank.chunk, gaps=gaps)
         _, busy_ns = series.get_busy_readings(replace(rank, chunk=chunk))

@@ -221,8 +221,8 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             ),
             Promise(
                 22,
-                "On SIGUSR2 the recorder closes its device handles within 2 s, and opens none until "
-                "the next SIGUSR2; everything else is recorded.",
+                "On SIGUSR2 the recorder closes its device handles within 2 s, and opens none "
+                "until the next SIGUSR2; everything else is recorded.",
                 ("device-release",),
                 (
                     "tests/agent/sampling/test_device_release.py",

@@ -1,4 +1,4 @@
-"""A recorder in the foreground lets go of its GPUs on SIGUSR2, and takes them up on the next one."""
+"""A recorder in the foreground releases its GPUs on SIGUSR2, and opens them on the next one."""
 
 from __future__ import annotations
 
