@@ -148,13 +148,13 @@ def check_spans(environ: Mapping[str, str]) -> SourceCheck:
     if problem:
         reason = Unavailable("denied", problem, "set XDG_RUNTIME_DIR or TMPDIR to a local folder")
         return _build_unavailable_check("spans", reason)
-    found = f"rings in memory, announced in {base}"
+    text = f"rings in memory, announced in {base}"
     recorders = [f"pid {pid} (job {job})" for pid, job in list_recorders(base)]
     if len(recorders) > _MAX_RECORDERS:
         recorders[_MAX_RECORDERS:] = [f"{len(recorders) - _MAX_RECORDERS} more"]
     if recorders:
-        found += f"; recorders that run now: {', '.join(recorders)}"
-    return SourceCheck("spans", "available", found, "", "", "")
+        text += f"; recorders that run now: {', '.join(recorders)}"
+    return SourceCheck("spans", "available", text, "", "", "")
 
 
 def find_owner(reason: Unavailable) -> str:

@@ -491,7 +491,8 @@ class CollectorRunner:
         is absent, or may not be used.
         """
         has_devices = self.status in ("available", "opening", "failed")
-        if self.status == "available" and not self._is_table:  # else the last values would hold on
+        if self.status == "available" and isinstance(self._batch, SampleBatch):
+            # Else the last values would hold on.
             self._parse_readings()
             self._batch.add(now_ns, [DEVICES_RELEASED] * len(self._columns))
         self._close()  # in every status: a helper may still be looking for its devices

@@ -77,5 +77,5 @@ def test_gpus_are_let_go_of_and_taken_up_again(tmp_path: Path) -> None:
     ]
     assert [t for t in cpu if released.t_ns < t < resumed.t_ns]
     assert [event.kind for event in records if isinstance(event, Event)].count("helper-died") == 0
-    said = [gap.message for gap in analyze(out).coverage_gaps if gap.what == "gpu_nvidia"]
-    assert [message.partition(" from ")[0] for message in said] == ["released on SIGUSR2"]
+    messages = [gap.message for gap in analyze(out).coverage_gaps if gap.what == "gpu_nvidia"]
+    assert [message.partition(" from ")[0] for message in messages] == ["released on SIGUSR2"]
