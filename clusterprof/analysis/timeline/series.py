@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
+from clusterprof.errors import DEVICES_RELEASED
 
 
 def compute_increase(series: Series, start_ns: Int, end_ns: Int) -> Float:
@@ -280,13 +281,33 @@ def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     if total is not None and total.t_ns.size:
         known = ~np.isnan(total.values)
         # A counter needs no reading in between: the next one still contains all of it.
-        t_ns, busy_ns = total.t_ns[known], total.values[known]
+        t_ns = total.t_ns[known]
+        busy_ns = _reset_at_releases(rank, t_ns, total.values[known])
         until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
         return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
     ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
     if ratio is None or not rank.device:
         return np.zeros(0, np.int64), np.zeros(0)
     return ratio.t_ns, _sum_busy_ratio(ratio)
+
+
+def _reset_at_releases(rank: Rank, t_ns: Int, busy_ns: Float) -> Float:
+    """Let cumulative busy time decrease where the recorder had released the device.
+
+    The collector counts from 0 when it is opened again: two equal totals around a release do not
+    mean that the device was idle. t_ns int64[n], busy_ns float64[n], ns; returns float64[n].
+    """
+    released_ns = sorted(
+        {
+            gap.t_ns
+            for gap in rank.chunk.gaps
+            if gap.message == DEVICES_RELEASED.message and gap.device in ("", rank.device)
+        }
+    )
+    if not released_ns or not t_ns.size:
+        return busy_ns
+    releases = np.searchsorted(np.asarray(released_ns, np.int64), t_ns)
+    return busy_ns - releases * (float(np.ptp(busy_ns)) + 1.0)
 
 
 def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:
