@@ -140,7 +140,8 @@ def format_tried(values: Mapping[str, Any] | None, fault: Fault) -> str:
         return f"{NOT_TRIED}: {values['not_possible']}"
     count = f"{values['trials']:,}"
     if values["injected"] != values["trials"]:
-        count = f"{values['injected']:,} {fault.counted} in {count} trials"
+        trials = "trial" if values["trials"] == 1 else "trials"
+        count = f"{values['injected']:,} {fault.counted} in {count} {trials}"
     return f"{count}, {values['broken']} broken"
 
 
@@ -149,7 +150,8 @@ def format_lost(values: Mapping[str, Any] | None, fault: Fault) -> str:
     if values is None or "lost_worst" not in values:
         return "–"
     median, worst = (format_number(values[f"lost_{name}"]) for name in ("median", "worst"))
-    return f"{worst} {fault.unit}" if median == worst else f"{median} to {worst} {fault.unit}"
+    unit = fault.unit.replace("frames", "frame") if worst == "1" else fault.unit
+    return f"{worst} {unit}" if median == worst else f"{median} to {worst} {unit}"
 
 
 def format_number(value: float) -> str:

@@ -35,6 +35,9 @@ from clusterprof import signals
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
 from clusterprof.errors import DEVICES_RELEASED
 
+HELPER_RESTARTED = "helper-restarted"
+"""The event after which a collector's helper process counts from 0 again."""
+
 
 def compute_increase(series: Series, start_ns: Int, end_ns: Int) -> Float:
     """Compute by how much a counter grew over each interval: float64[n], NaN where unknown.
@@ -282,7 +285,7 @@ def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
         known = ~np.isnan(total.values)
         # A counter needs no reading in between: the next one still contains all of it.
         t_ns = total.t_ns[known]
-        busy_ns = _reset_at_releases(rank, t_ns, total.values[known])
+        busy_ns = _reset_at_restarts(rank, t_ns, total.values[known])
         until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
         return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
     ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
@@ -291,23 +294,24 @@ def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     return ratio.t_ns, _sum_busy_ratio(ratio)
 
 
-def _reset_at_releases(rank: Rank, t_ns: Int, busy_ns: Float) -> Float:
-    """Let cumulative busy time decrease where the recorder had released the device.
+def _reset_at_restarts(rank: Rank, t_ns: Int, busy_ns: Float) -> Float:
+    """Let cumulative busy time decrease where the device's collector was opened again.
 
-    The collector counts from 0 when it is opened again: two equal totals around a release do not
-    mean that the device was idle. t_ns int64[n], busy_ns float64[n], ns; returns float64[n].
+    A device that was released, or whose helper died or hung, is counted from 0 again: two equal
+    totals around that do not mean that it was idle. t_ns int64[n], busy_ns float64[n], ns; returns
+    float64[n].
     """
-    released_ns = sorted(
-        {
-            gap.t_ns
-            for gap in rank.chunk.gaps
-            if gap.message == DEVICES_RELEASED.message and gap.device in ("", rank.device)
-        }
-    )
-    if not released_ns or not t_ns.size:
+    chunk = rank.chunk
+    restarts_ns = {event.t_ns for event in chunk.events if event.kind == HELPER_RESTARTED}
+    restarts_ns |= {
+        gap.t_ns
+        for gap in chunk.gaps
+        if gap.message == DEVICES_RELEASED.message and gap.device in ("", rank.device)
+    }
+    if not restarts_ns or not t_ns.size:
         return busy_ns
-    releases = np.searchsorted(np.asarray(released_ns, np.int64), t_ns)
-    return busy_ns - releases * (float(np.ptp(busy_ns)) + 1.0)
+    restarts = np.searchsorted(np.asarray(sorted(restarts_ns), np.int64), t_ns)
+    return busy_ns - restarts * (float(np.ptp(busy_ns)) + 1.0)
 
 
 def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:

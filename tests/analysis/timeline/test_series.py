@@ -10,7 +10,7 @@ import pytest
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import Rank
 from clusterprof.errors import DEVICES_RELEASED
-from clusterprof.trace.schema import Gap
+from clusterprof.trace.schema import Event, Gap
 from tests.support.builders import make_counter, make_gauge, make_process, make_rank, to_ns_array
 
 NAN = float("nan")
@@ -173,6 +173,16 @@ def test_equal_totals_around_a_release_are_no_idle_time() -> None:
         growth = np.diff(busy_ns)
         assert (growth[0], growth[2]) == (0, 30)
         assert growth[1] < 0  # not measured
+
+
+def test_equal_totals_around_a_restart_of_the_helper_are_no_idle_time() -> None:
+    busy = make_counter([1.0, 1.1, 5.0, 5.1], [0, 20, 20, 50])
+    rank = device_with(busy=busy)
+    restarted = Event(int(4.9e9), series.HELPER_RESTARTED, {"collector": "gpu_nvidia"})
+    chunk = replace(rank.chunk, events=(restarted,))
+    growth = np.diff(series.get_busy_readings(replace(rank, chunk=chunk))[1])
+    assert (growth[0], growth[2]) == (20, 30)
+    assert growth[1] < 0  # not measured
 
 
 def test_a_reading_that_failed_for_a_moment_costs_no_busy_time() -> None:
