@@ -21,6 +21,7 @@ from clusterprof.trace.schema import Event, Record
 
 PYTHON = sys.executable
 RECORD = [PYTHON, "-m", "clusterprof", "record"]
+MIN_QUESTIONS = 40
 PATIENCE_S = 20.0
 
 # Becomes each command in a fork of one process, so that 256 of them cost seconds, not minutes.
@@ -85,16 +86,20 @@ def record(
 def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Return the first true value of `what()`; fail after a timeout.
 
-    Asks for at most a fifth of the time: many a question reads a whole recording.
+    Asks for at most a fifth of the time: many a question reads a whole recording. On a busy machine
+    a question takes long, and the patience lasts until it was asked often enough.
     """
-    end = time.monotonic() + patience_s
-    while (asked := time.monotonic()) < end:
+    end, asked = time.monotonic() + patience_s, 0
+    while (began := time.monotonic()) < end or asked < MIN_QUESTIONS:
+        asked += 1
         with suppress(NoRecording):  # not yet
             value = what()
             if value:
                 return value
-        time.sleep(max(0.01, 4 * (time.monotonic() - asked)))
-    raise AssertionError(f"nothing came of {what} within {patience_s} s")
+        time.sleep(max(0.01, 4 * (time.monotonic() - began)))
+    code = getattr(what, "__code__", None)
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else str(what)
+    raise AssertionError(f"{place}: not true within {patience_s:g} s, asked {asked} times")
 
 
 def read_records(out: Path) -> list[Record]:
