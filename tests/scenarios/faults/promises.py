@@ -403,7 +403,7 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             Promise(
                 45,
                 "Seven dependencies. What CI installs for a wheel and a release is pinned with "
-                "hashes; a release is signed, with a list of its parts, and no token can upload it.",
+                "hashes; a release is signed, has a list of its parts, and is uploaded without a token.",
                 tests=("tests/test_supply_chain.py",),
                 shortfall="Nothing is released yet: the workflow of releases was never run. Other "
                 "jobs of CI install tools for tests unpinned.",
