@@ -403,7 +403,8 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             Promise(
                 45,
                 "Seven dependencies. What CI installs for a wheel and a release is pinned with "
-                "hashes; a release is signed, has a list of its parts, and is uploaded without a token.",
+                "hashes; a release is signed, has a list of its parts, and is uploaded without a "
+                "token.",
                 tests=("tests/test_supply_chain.py",),
                 shortfall="Nothing is released yet: the workflow of releases was never run. Other "
                 "jobs of CI install tools for tests unpinned.",
