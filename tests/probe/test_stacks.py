@@ -175,7 +175,7 @@ def _note_line_before(*_: object) -> None:
     _noted.append(line and line - caller.f_code.co_firstlineno)
 
 
-def _call(value: object = None) -> None:
+def _call(value: object = None, second: object = None) -> None:
     _note_line_before()
 
 
@@ -190,15 +190,16 @@ def _run_calls(numbers: list[int]) -> None:
     _call(numbers)
     _call(length in numbers)
     _call_at_once(1)
+    _call(numbers, length)
 
 
 @needs_resume
 def test_the_line_before_a_call_is_the_last_costly_line() -> None:
     # In the block, at the end of `with`, the call before (its result is let go), the argument,
-    # nothing: a function that calls at once.
+    # nothing (a function that calls at once), that call.
     _noted.clear()
     _run_calls([1, 2])
-    assert _noted == [2, 1, 3, 5, 0]
+    assert _noted == [2, 1, 3, 5, 0, 6]
 
 
 @needs_resume
