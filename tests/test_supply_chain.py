@@ -142,7 +142,7 @@ def test_every_action_is_pinned_by_its_commit(path: Path) -> None:
 
 def test_an_action_has_one_commit() -> None:
     texts = [path.read_text(encoding="utf-8") for path in (*WORKFLOWS, ROOT / "action.yml")]
-    used = {found for text in texts for found in re.findall(r"uses: (\S+)@(\S+)", text)}
+    used = {action for text in texts for action in re.findall(r"uses: (\S+)@(\S+)", text)}
     assert len(dict(used)) == len(used)
 
 
