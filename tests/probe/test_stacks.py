@@ -330,7 +330,9 @@ def start_generator(name: str) -> Generator[None]:
     def wait() -> Generator[None]:
         yield
 
-    code = wait.__code__.replace(co_filename=f"/job/{name}.py", co_name=name, co_qualname=name)
+    code = wait.__code__.replace(co_filename=f"/job/{name}.py", co_name=name)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=name)
     generator: Generator[None] = FunctionType(code, {})()
     next(generator)
     return generator
