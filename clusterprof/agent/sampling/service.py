@@ -186,11 +186,15 @@ def apply_process_limits() -> None:
 def limit_address_space() -> None:
     """Limit the address space.
 
-    Only the soft limit is set, so that a helper with a driver can raise it.
+    Only the soft limit is set, so that a helper with a driver can raise it. A free-threaded Python
+    reserves a gigabyte when it starts: what was reserved before is then not counted.
     """
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard))
+        with open("/proc/self/statm", "rb") as file:
+            used_bytes = int(file.read().split()[0]) * _PAGE_BYTES
+        uncounted_bytes = used_bytes if used_bytes > ADDRESS_SPACE_BYTES // 2 else 0
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES + uncounted_bytes, hard))
 
 
 def stop_garbage_collector() -> None:
