@@ -8,13 +8,16 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # keep two cores busy.
 WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+COMPILE := $(VENV)-pins/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \
+    --custom-compile-command "make pins"
+
 LAB_TARGETS   := score score-full score-rivals score-whatif score-sabotage record-whatif gate-check \
     lab-cluster accept-cluster test-launchers test-frameworks test-frameworks-matrix
 BENCH_TARGETS := peers blame-check fuzz import-answers faults faults-long overhead
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev torch test test-fast test-long accept check lint types contracts docs docs-check golden
-.PHONY: site host bench gpu-check clean $(LAB_TARGETS) $(BENCH_TARGETS)
+.PHONY: pins site host bench gpu-check clean $(LAB_TARGETS) $(BENCH_TARGETS)
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -86,6 +89,13 @@ $(VENV)-site/done: pyproject.toml
 site: $(VENV)-site/done ## build the documentation as a site in build/site; fails on a dead link
 	NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/mkdocs build -f .ci/mkdocs.yml
 
+# Python 3.10 or newer, any system. No registry is named in them: pip's own settings say from where.
+pins: ## renew the pins of what is installed in CI for a release: .ci/requirements.txt, .ci/tools.txt
+	$(PYTHON) -m venv $(VENV)-pins
+	$(VENV)-pins/bin/python $(PIP) uv
+	$(COMPILE) pyproject.toml --output-file .ci/requirements.txt
+	$(COMPILE) --group release --output-file .ci/tools.txt
+
 golden: $(VENV)/dev ## accept new golden outputs (review the diff like code)
 	CLUSTERPROF_ACCEPT_GOLDEN=1 $(BIN)/python -m pytest $$(grep -rlE "CLUSTERPROF_ACCEPT_GOLDEN|golden_hosts import" --include="test_*.py" tests)
 
@@ -105,7 +115,7 @@ gpu-check: pyproject.toml ## measure what a real NVIDIA GPU says; writes docs/gp
 	.venv-gpu/bin/python bench/gpu_check.py --out gpu-check
 
 clean: ## remove virtual environments and caches
-	rm -rf $(VENV) $(VENV)-site .venv-gpu .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-site $(VENV)-pins .venv-gpu .venv-frameworks-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # `make score` is short for `make -C lab score`.
 $(LAB_TARGETS):

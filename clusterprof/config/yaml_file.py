@@ -12,12 +12,14 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
-from importlib.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterprof.errors import UsageError
 from clusterprof.units import infer_unit, parse_quantity
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # moved in 3.11, and gone from here in 3.14
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import atexit
 import os
 import signal
 import sys
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns, sleep, thread_time_ns
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import handle_error, layout, make_lock, ring, stacks, start_thread
@@ -54,6 +54,7 @@ _LATE_SAMPLE_NS = 200_000  # then another thread had the lock when the sample wa
 # Pauses after which the own delay is read although no wake-up was late, or each a little.
 _PAUSES_UNREAD, _LATE_PAUSES_UNREAD = 8, 64
 _STOP_TIMEOUT_S = 0.02
+_FORK_WARNS = sys.version_info >= (3, 12)  # if the kernel counts another thread at that moment
 _SYNCHRONOUS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT")
 
 on_look: List[Callable[[int], None]] = []
@@ -61,6 +62,7 @@ on_look: List[Callable[[int], None]] = []
 
 _stop: Optional[Any] = None  # locked while the thread shall run
 _ended: Optional[Any] = None  # locked until the thread has ended
+_thread_id = 0  # of the kernel
 _lowered_from_s = 0.0  # the job's switch interval while it is lowered
 _lowered_to_s = PROMPT_SWITCH_S
 _samplers: List[stacks.Sampler] = [stacks.Sampler()]  # empty while a thread uses it
@@ -100,12 +102,25 @@ def stop() -> None:
     running, ended, _stop, _ended = _stop, _ended, None, None
     if running is not None and ended is not None:
         running.release()
-        ended.acquire(True, _STOP_TIMEOUT_S)
+        if ended.acquire(True, _STOP_TIMEOUT_S) and _FORK_WARNS:
+            _wait_for_kernel()
+
+
+def _wait_for_kernel() -> None:
+    """Wait until the kernel has no thread of ours any more, or for a moment."""
+    path, until_ns = "/proc/self/task/%d" % _thread_id, monotonic_ns() + int(_STOP_TIMEOUT_S * 1e9)
+    try:
+        while monotonic_ns() < until_ns:
+            os.stat(path)
+            sleep(_LEAST_NS / 1e10)
+    except OSError:
+        pass
 
 
 def _watch(stop: Any, ended: Any) -> None:
     """Run the thread until the lock `stop` is free; then free `ended`."""
-    watch = None
+    global _thread_id
+    watch, _thread_id = None, _thread.get_native_id()
     try:
         signal.pthread_sigmask(
             signal.SIG_BLOCK,

@@ -42,7 +42,8 @@ _STATE_BYTES = 64  # of /proc/self/task/<tid>/stat: number, name and state fit
 _QUICK_NAMES = (
     *("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_METHOD"),
     *("LOAD_SMALL_INT", "PUSH_NULL", "PRECALL", "KW_NAMES", "EXTENDED_ARG", "COPY", "SWAP"),
-    *("CACHE", "NOP"),
+    *("CACHE", "NOP", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST"),  # 3.12, 3.13
+    *("LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"),  # 3.14
 )
 _CACHE, _RESUME = opcode.opmap.get("CACHE", -1), opcode.opmap.get("RESUME", -1)
 """Before Python 3.11 nothing shows that a function has just been entered."""

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.job_python import skip_free_threaded
 from tests.support.probe_jobs import INTERPRETER_WAIT, STACK_SAMPLE, install_probe, record_code
+
+pytestmark = skip_free_threaded()
 
 KEEP_LOCK = """
 import ctypes, os, sys, threading, time

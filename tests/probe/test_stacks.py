@@ -13,6 +13,7 @@ from types import FunctionType
 import pytest
 
 from clusterprof.probe import stacks
+from tests.support.job_python import skip_free_threaded
 from tests.support.probe_jobs import (
     STACK_SAMPLE,
     STACK_SAMPLER,
@@ -44,6 +45,7 @@ def take_from_thread(done):
 """A sample of the main thread in `take`, so that a test needs not wait for the thread."""
 
 
+needs_lock = skip_free_threaded()
 needs_resume = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python before 3.11 has no instruction for an entry"
 )
@@ -60,6 +62,7 @@ def only_stack(rings: list[Ring]) -> list[tuple[str, str, int, int]]:
     return list_stacks(ring.log)[sample.a]
 
 
+@needs_lock
 def test_samples_name_the_line_that_sleeps(run_dir: Path) -> None:
     code = HEAD + "def pause():\n    time.sleep(1.5)\npause()"
     (ring,) = record_code(code, run_dir)
@@ -81,6 +84,7 @@ def test_samples_name_the_line_that_sleeps(run_dir: Path) -> None:
         assert span.c == 0
 
 
+@needs_lock
 def test_the_thread_that_ends_steps_is_sampled(run_dir: Path) -> None:
     code = HEAD + (
         "import threading\n"
@@ -94,6 +98,7 @@ def test_the_thread_that_ends_steps_is_sampled(run_dir: Path) -> None:
     assert "train" in [named[span.a][-1][1] for span in ring.of(STACK_SAMPLE)]
 
 
+@needs_lock
 def test_the_stack_sampler_reports_its_cost_at_exit(run_dir: Path) -> None:
     code = HEAD + (
         "time.sleep(0.6)\n"
@@ -135,6 +140,7 @@ def test_probe_frames_are_left_out(run_dir: Path) -> None:
     assert [frame[1] for frame in only_stack(record_code(code, run_dir))] == ["<module>", "take"]
 
 
+@needs_lock
 @needs_resume
 def test_c_code_before_a_call_is_attributed_to_its_line(run_dir: Path) -> None:
     # Searching the list keeps the interpreter lock for some ms. It is given away where `step` is
@@ -175,7 +181,7 @@ def _note_line_before(*_: object) -> None:
     _noted.append(line and line - caller.f_code.co_firstlineno)
 
 
-def _call(value: object = None) -> None:
+def _call(value: object = None, second: object = None) -> None:
     _note_line_before()
 
 
@@ -190,15 +196,16 @@ def _run_calls(numbers: list[int]) -> None:
     _call(numbers)
     _call(length in numbers)
     _call_at_once(1)
+    _call(numbers, length)
 
 
 @needs_resume
 def test_the_line_before_a_call_is_the_last_costly_line() -> None:
     # In the block, at the end of `with`, the call before (its result is let go), the argument,
-    # nothing: a function that calls at once.
+    # nothing (a function that calls at once), that call.
     _noted.clear()
     _run_calls([1, 2])
-    assert _noted == [2, 1, 3, 5, 0]
+    assert _noted == [2, 1, 3, 5, 0, 6]
 
 
 @needs_resume
@@ -281,6 +288,7 @@ def test_a_forked_child_numbers_stacks_separately(run_dir: Path) -> None:
     assert [frame[1] for frame in list_stacks(child.log)[3]] == ["<module>", "<lambda>", "take"]
 
 
+@needs_lock
 @pytest.mark.parametrize("forks", [500, *select_long_values(10_000)])
 def test_forks_under_sampling_neither_hang_nor_warn(run_dir: Path, forks: int) -> None:
     code = HEAD + (
@@ -322,7 +330,9 @@ def start_generator(name: str) -> Generator[None]:
     def wait() -> Generator[None]:
         yield
 
-    code = wait.__code__.replace(co_filename=f"/job/{name}.py", co_name=name, co_qualname=name)
+    code = wait.__code__.replace(co_filename=f"/job/{name}.py", co_name=name)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=name)
     generator: Generator[None] = FunctionType(code, {})()
     next(generator)
     return generator

@@ -58,6 +58,13 @@ def get_torch_version() -> tuple[int, ...]:
     )
 
 
+def skip_free_threaded() -> pytest.MarkDecorator:
+    """Return a mark that skips a test of stacks or of the lock in a free-threaded Python."""
+    has_lock = "getattr(sys, '_is_gil_enabled', lambda: True)()"
+    free = evaluate_in_job_python(has_lock, "sys") != "True\n"
+    return pytest.mark.skipif(free, reason="without the interpreter lock no stacks are sampled")
+
+
 def skip_torch_before(version: str, reason: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test for a PyTorch older than `version`."""
     old = has_module("torch") and get_torch_version() < _parse_version(version)

@@ -50,7 +50,7 @@ def choose_type_codes(signals: Sequence[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def _make_packer(codes: str) -> Callable[..., bytes]:
-    return struct.Struct(codes).pack
+    return struct.Struct("=" + codes).pack
 
 
 class SampleBatch:
@@ -104,7 +104,7 @@ class SampleBatch:
         return list(zip(*self._samples))
 
     def _convert_to_samples(self, flat: Any) -> None:
-        self._samples = list(struct.iter_unpack(self._codes, flat.tobytes())) if flat else []
+        self._samples = list(struct.iter_unpack("=" + self._codes, flat.tobytes())) if flat else []
         self._flat = None
 
 

@@ -136,7 +136,7 @@ class SelfCollector:
                 earlier_ns = self._ended_cpu_ns().get(name, 0)
                 values += [
                     earlier_ns + (int(fields[11]) + int(fields[12])) * _CPU_TICK_NS,
-                    _get_rss_bytes(fields),
+                    int(fields[21]) * _PAGE_BYTES,
                 ]
         return [*values, self._schedule.late_ns, self._schedule.missed]
 
@@ -148,10 +148,6 @@ class SelfCollector:
             return int(self._statm.read().split(None, 2)[1]) * _PAGE_BYTES
         except Unavailable as reason:
             return reason
-
-
-def _get_rss_bytes(fields: Sequence[bytes]) -> int:
-    return int(fields[21]) * _PAGE_BYTES
 
 
 OOM_SCORE_ADJUST = 500
@@ -181,13 +177,15 @@ def apply_process_limits() -> None:
 
 
 def limit_address_space() -> None:
-    """Limit the address space.
+    """Limit the address space, not counting the gigabyte that a free-threaded Python reserves.
 
     Only the soft limit is set, so that a helper with a driver can raise it.
     """
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard))
+        used = int(Path("/proc/self/statm").read_bytes().split()[0]) * _PAGE_BYTES
+        most = ADDRESS_SPACE_BYTES + (used if used > ADDRESS_SPACE_BYTES // 2 else 0)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def stop_garbage_collector() -> None:

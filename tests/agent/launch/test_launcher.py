@@ -41,6 +41,10 @@ def test_the_recorder_environment_keeps_settings_and_disables_the_probe() -> Non
     assert build_agent_environment({"MALLOC_ARENA_MAX": "7"})["MALLOC_ARENA_MAX"] == "7"
 
 
+@pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(),
+    reason="a free-threaded Python reserves a gigabyte before, which the limit does not count",
+)
 def test_threads_for_six_gpus_use_under_half_the_address_space() -> None:
     given = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
     command = [sys.executable, "-c", READ_ALL_CARDS, str(HOSTS / "mi300x-node")]

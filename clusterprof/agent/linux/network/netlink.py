@@ -220,17 +220,17 @@ _NO_RTT = 0xFFFFFFFF  # of min_rtt, before the first measurement
 # delivery_rate 160, busy_time 168, rwnd_limited 176, sndbuf_limited 184, delivered_ce 196.
 _COMPLETE_STRUCT = struct.Struct("=32xI32xI28xI16xQQ12xI8xQQQQ4xI")
 _PARTS = (
-    ("=32xI", 36),
-    ("=68xI", 72),
-    ("=100xI", 104),
-    ("=120xQ", 128),
-    ("=128xQ", 136),
-    ("=148xI", 152),
-    ("=160xQ", 168),
-    ("=168xQ", 176),
-    ("=176xQ", 184),
-    ("=184xQ", 192),
-    ("=196xI", 200),
+    struct.Struct("=32xI"),
+    struct.Struct("=68xI"),
+    struct.Struct("=100xI"),
+    struct.Struct("=120xQ"),
+    struct.Struct("=128xQ"),
+    struct.Struct("=148xI"),
+    struct.Struct("=160xQ"),
+    struct.Struct("=168xQ"),
+    struct.Struct("=176xQ"),
+    struct.Struct("=184xQ"),
+    struct.Struct("=196xI"),
 )
 
 
@@ -270,8 +270,7 @@ def parse_tcp_info(data: bytes, start: int = 0, end: int | None = None) -> TcpIn
         values = list(_COMPLETE_STRUCT.unpack_from(data, start))
     else:
         values = [
-            struct.unpack_from(form, data, start)[0] if length >= needed else None
-            for form, needed in _PARTS
+            part.unpack_from(data, start)[0] if length >= part.size else None for part in _PARTS
         ]
     lost, rtt, again, acked, received, shortest, rate, busy, rwnd, sndbuf, marked = values
     return TcpInfo(

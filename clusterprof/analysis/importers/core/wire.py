@@ -18,6 +18,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_MESSAGE_BYTES = 512 << 20
 """Largest file that is read, in bytes: it is kept in memory."""
 _MAX_VARINT_BYTES = 10
+_FIXED64, _FIXED32 = struct.Struct("<Q"), struct.Struct("<I")
 Field = tuple[int, "int | memoryview"]
 
 
@@ -82,11 +83,11 @@ def read_fields(data: memoryview) -> Iterator[Field]:
             yield number, data[at : at + length]
             at += length
         elif kind in (FIXED64, FIXED32):
-            width, code = (8, "<Q") if kind == FIXED64 else (4, "<I")
-            if width > size - at:
+            number_form = _FIXED64 if kind == FIXED64 else _FIXED32
+            if number_form.size > size - at:
                 raise WireError("a field is cut off")
-            yield number, struct.unpack_from(code, data, at)[0]
-            at += width
+            yield number, number_form.unpack_from(data, at)[0]
+            at += number_form.size
         else:
             raise WireError(f"a field has the unknown type {kind}")
 
