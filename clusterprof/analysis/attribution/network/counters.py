@@ -195,7 +195,7 @@ def _select_busiest(amounts: Mapping[str, float]) -> tuple[str, ...]:
 
 def _has_connections(network: NodeNetworkTotals, device: str) -> bool:
     reading = network.levels.get((CONNECTIONS, device))
-    return reading is not None and reading.most > 0
+    return reading is not None and reading.highest > 0
 
 
 def _estimate_speed(
@@ -207,7 +207,7 @@ def _estimate_speed(
     speed = reading.quantile(0.5)
     names = HCA_BYTES if kind == HCA else NIC_BYTES
     peaks = [
-        network.counts[name, device].rate_histogram.most
+        network.counts[name, device].rate_histogram.highest
         for name in names
         if (name, device) in network.counts
     ]
@@ -238,13 +238,13 @@ def _is_up(network: NodeNetworkTotals, kind: str, device: str) -> bool:
     if kind == NIC:
         return True
     state = network.levels.get((STATE, device))
-    return state is not None and state.count > 0 and state.most == state.least == _ACTIVE
+    return state is not None and state.count > 0 and state.highest == state.lowest == _ACTIVE
 
 
 def is_down(network: NodeNetworkTotals, port: str) -> bool:
     """Return whether an RDMA port reported that its link was not up, all the time."""
     state = network.levels.get((STATE, port))
-    return state is not None and state.count > 0 and state.most < _ACTIVE
+    return state is not None and state.count > 0 and state.highest < _ACTIVE
 
 
 FAULT, QUEUE, LOSS, WRONG_PATH = range(4)
@@ -425,7 +425,7 @@ def is_queued(rtt: float, least: float, at_least_ratio: float) -> bool:
 def get_round_trip(links: NodeLinks) -> tuple[float | None, float | None, float | None]:
     """Return median and shortest round-trip time, ns, and unsent bytes of the job."""
     readings = [links.network.levels.get((MIN_RTT, device)) for device in links.used]
-    least = [reading.least for reading in readings if reading is not None and reading.count]
+    least = [reading.lowest for reading in readings if reading is not None and reading.count]
     return links.level(RTT), max(least, default=None), links.level(UNSENT)
 
 
