@@ -455,13 +455,13 @@ def load_binding() -> Any:
         import pyhlml.main
     except ImportError:
         message = "the Python package habana-pyhlml is missing"
-        raise Unavailable("absent", message, "pip install habana-pyhlml") from None
+        raise Unavailable("absent", message, "pip install habana-pyhlml", True) from None
     try:
         pyhlml.main.check_return(pyhlml.hlml_types.HLML_RETURN.HLML_ERROR_UNKNOWN)
     except Exception:
         return pyhlml
     message = "this habana-pyhlml hides errors behind zeros"
-    raise Unavailable("absent", message, "pip install --upgrade habana-pyhlml")
+    raise Unavailable("absent", message, "pip install --upgrade habana-pyhlml", True)
 
 
 def explain_error(hlml: Any, error: Exception) -> tuple[Unavailable, bool]:
@@ -476,7 +476,7 @@ def explain_error(hlml: Any, error: Exception) -> tuple[Unavailable, bool]:
         return Unavailable("failed", f"HLML: error {code}"), False
     if isinstance(error, AttributeError):
         message = "habana-pyhlml is too old for this value"
-        return Unavailable("absent", message, "pip install --upgrade habana-pyhlml"), False
+        return Unavailable("absent", message, "pip install --upgrade habana-pyhlml", True), False
     return Unavailable("failed", f"HLML: {error}"), False
 
 

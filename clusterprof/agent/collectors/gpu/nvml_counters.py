@@ -44,13 +44,14 @@ _MAX_GAP_NS = 10_000_000_000
 _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
 _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
-GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
+GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true", True)
 GPM_BUDGET_NS = 5_000_000
 """Limit of the time of one reading, measured when the device is opened."""
 GPM_TOO_SLOW = Unavailable(
     "absent",
     "one reading of GPM takes longer than its budget of 5 ms here",
     "set sampling.gpm in the profile to true to read it anyway",
+    by_user=True,
 )
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 

@@ -148,8 +148,8 @@ def open_library(mark: Callable[[int, str], None], skip: Collection[int] = ()) -
         except Unavailable as of_tool:
             kind = "failed" if "failed" in (of_library.kind, of_tool.kind) else "absent"
             message = f"{of_library.message}; {of_tool.message}"
-            remedy = of_library.remedy or of_tool.remedy
-            raise Unavailable(kind, message, remedy) from None  # type: ignore[arg-type]
+            _, _, *remedy = (of_library if of_library.remedy else of_tool).list_fields()
+            raise Unavailable(kind, message, *remedy) from None  # type: ignore[arg-type]
 
 
 class GpuTpuCollector(InProcessLibraryCollector):
@@ -186,7 +186,7 @@ class TpuInfoLibrary:
     def __init__(self) -> None:
         path = find_program(TPU_INFO, os.environ)
         if path is None:
-            raise Unavailable("absent", "tpu-info was not found", "pip install tpu-info")
+            raise Unavailable("absent", "tpu-info was not found", "pip install tpu-info", True)
         self._argv = [path]
         first = parse_tpu_info(run_tool(self._argv, TPU_INFO_TIMEOUT_SECONDS))
         self._chips = sorted(first)
@@ -387,7 +387,7 @@ def _load_libtpu(mark: Callable[[int, str], None]) -> tuple[Any, Any]:
         from libtpu.sdk import tpumonitoring
     except ImportError:
         message = "the Python package libtpu is missing or too old"
-        raise Unavailable("absent", message, "pip install --upgrade libtpu") from None
+        raise Unavailable("absent", message, "pip install --upgrade libtpu", True) from None
     finally:
         mark(LIBRARY, "")
     return tpumonitoring, libtpu
