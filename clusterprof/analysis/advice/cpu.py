@@ -335,12 +335,10 @@ def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
 
 def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
     ratio = context.machine.other_processes_cpu_ratio
-    reasons: list[str] = []
+    reasons = describe_cpu_users(context)
     if ratio is not None:
-        reasons = [
-            f"others used {format_quantity(ratio, 'ratio')} of the CPU time used on the node"
-        ]
-    reasons += describe_cpu_users(context)
+        share = format_quantity(ratio, "ratio")
+        reasons.insert(0, f"others used {share} of the CPU time used on the node")
     alone = {
         "slurm": mark_command("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
