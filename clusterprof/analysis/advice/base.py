@@ -267,7 +267,7 @@ def format_share(share: float) -> str:
     return f"{min(100 * share, 100.0):.0f} %"
 
 
-def format_code_location(location: CodeLocation) -> str:
+def format_line_in_function(location: CodeLocation) -> str:
     """Format a line for a sentence: "train.py:42 in augment"."""
     if location.file.startswith("<"):
         return location.function

@@ -20,7 +20,7 @@ from clusterprof.analysis.advice.base import (
     describe_check,
     describe_location,
     describe_loss_share,
-    format_code_location,
+    format_line_in_function,
     format_share,
     mark_command,
     strip_command_marks,
@@ -562,13 +562,13 @@ def _build_advice(
     verb = f"and {len(shares) - 1} more spend" if len(shares) > 1 else "spends"
     spent = format_share(share)
     return Advice(
-        what=f"{prefix}{format_code_location(line)} {verb} {spent} in {call.title}: {call.what}",
+        what=f"{prefix}{format_line_in_function(line)} {verb} {spent} in {call.title}: {call.what}",
         because=f"{describe_loss_share(context)}; {spent} of it passed through {call.title}"
         f" ({sum(path.samples for path in paths):,} samples)",
         change=text,
         gain=_describe_gain(call, share, context),
         verify=describe_check(context, call.expected_change)
-        + f"; {format_code_location(line)} has less of it in clusterprof analyze RUN --by line",
+        + f"; {format_line_in_function(line)} has less of it in clusterprof analyze RUN --by line",
         worse=call.worse,
         id=call.id,
         effort=call.effort,

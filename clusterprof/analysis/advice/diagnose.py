@@ -12,7 +12,7 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -77,7 +77,7 @@ def _fill_manual_check(context: AdviceContext) -> FilledRecommendation:
 
 def _fill_own_code(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
-    line = "the line" if path is None else format_code_location(path.location)
+    line = "the line" if path is None else format_line_in_function(path.location)
     return FilledRecommendation(
         "the training thread computed there while the GPU had no work: make it faster, do it less"
         " often, or let a DataLoader worker or another process do it while the GPU works",

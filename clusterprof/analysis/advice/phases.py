@@ -14,7 +14,7 @@ from clusterprof.analysis.advice.base import (
     FilledRecommendation,
     Recommendation,
     describe_location,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -68,7 +68,7 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
             what=f"Find out why {context.resource} sleeps",
         )
     if context.value("thread.polling_ratio") is not None:
-        line = format_code_location(path.location) if path is not None else "that polls"
+        line = format_line_in_function(path.location) if path is not None else "that polls"
         return FilledRecommendation(
             "the loop only waits until others have done something: what it looks for is late, and"
             " the device idles until it is there",
@@ -79,7 +79,7 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
         dump = mark_command("py-spy dump --pid PID")
         return FilledRecommendation(f"find the line with {dump} while the GPU is idle; {change}")
     return FilledRecommendation(
-        change, what=f"Move {format_code_location(path.location)} out of the step"
+        change, what=f"Move {format_line_in_function(path.location)} out of the step"
     )
 
 
@@ -178,7 +178,7 @@ _ALL_SAVE = ExclusionRule(
 def _fill_own_work(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
     instruction = (
-        f"Take {format_code_location(path.location)} off the training thread"
+        f"Take {format_line_in_function(path.location)} off the training thread"
         if path is not None
         else ""
     )

@@ -8,7 +8,7 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -120,7 +120,7 @@ def _fill_equal_batches(context: AdviceContext) -> FilledRecommendation:
 def _fill_line(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
     path = find_dominant_line(context)
-    line = "the line" if path is None else format_code_location(path.location)
+    line = "the line" if path is None else format_line_in_function(path.location)
     return FilledRecommendation(
         f"compare what rank {rank} computes there with another rank: more or larger samples, other"
         " arguments, work that only this rank does; then share it out or move it out of the step",

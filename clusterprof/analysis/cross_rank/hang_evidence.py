@@ -76,12 +76,12 @@ def describe_last_line(node: NodeResult, ending: RankEnding) -> str:
     worker = find_stuck_worker(node, ending)
     text = ""
     if line is not None and located is not None:
-        text = f"{'' if line.samples else 'last seen '}at {format_code_location(located.user_line)}"
+        text = f"{'' if line.samples else 'last seen '}at {format_code_position(located.user_line)}"
         if located.library is not None and not worker:
-            text += f" -> {format_code_location(located.library)}"
+            text += f" -> {format_code_position(located.library)}"
     if worker is not None:
         text += "; " if text else ""
-        text += f"its data worker {worker[0].pid} is at {format_code_location(worker[1].user_line)}"
+        text += f"its data worker {worker[0].pid} is at {format_code_position(worker[1].user_line)}"
     return text
 
 
@@ -107,7 +107,7 @@ def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeL
     )
 
 
-def format_code_location(code_location: CodeLocation) -> str:
+def format_code_position(code_location: CodeLocation) -> str:
     """Format a code location: `train.py:31 in load_batch`."""
     name = os.path.basename(code_location.file) or "unknown file"
     where = f"{name}:{code_location.line}" if code_location.line else name

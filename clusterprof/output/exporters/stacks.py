@@ -86,7 +86,7 @@ def list_collapsed_lines(report: Report, profile: CodeProfile) -> list[str]:
     """List stacks as "cause;outer;...;inner ns", sorted; the rank follows the cause if several."""
     names = code.build_file_names(report)
     frames = [
-        _clean_frame(f"{code.format_function(place)} ({code.format_code_location(place, names)})")
+        _clean_frame(f"{code.format_function(place)} ({code.format_file_line(place, names)})")
         for place in profile.places
     ]
     sums: dict[str, int] = {}

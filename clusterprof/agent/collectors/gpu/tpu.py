@@ -148,7 +148,8 @@ def open_library(mark: Callable[[int, str], None], skip: Collection[int] = ()) -
         except Unavailable as of_tool:
             kind = "failed" if "failed" in (of_library.kind, of_tool.kind) else "absent"
             message = f"{of_library.message}; {of_tool.message}"
-            _, _, *remedy = (of_library if of_library.remedy else of_tool).list_fields()
+            advised = of_library if of_library.remedy else of_tool
+            remedy = advised.remedy, advised.by_user
             raise Unavailable(kind, message, *remedy) from None  # type: ignore[arg-type]
 
 

@@ -113,7 +113,7 @@ def list_unread_times(first_ns: int, last_ns: int, edges_ns: Int) -> Int:
 
 
 @dataclass(slots=True)
-class Column:
+class SignalColumn:
     """Readings of one signal of one device."""
 
     signal: str
@@ -205,7 +205,7 @@ class _BusyStream:
 class _SeriesStream:
     name: str
     t_ns: Int
-    columns: list[Column] = field(default_factory=list)
+    columns: list[SignalColumn] = field(default_factory=list)
 
     def next_ns(self, after_ns: int) -> Iterator[int]:
         row = int(self.t_ns.searchsorted(after_ns))
@@ -227,7 +227,7 @@ class _SeriesStream:
         )
 
 
-def build_streams(source: str, columns: Sequence[Column | BusyCounter]) -> list[Stream]:
+def build_streams(source: str, columns: Sequence[SignalColumn | BusyCounter]) -> list[Stream]:
     """Build the streams of a node's series; series with the same times share one."""
     streams: list[Stream] = []
     open_streams: dict[bytes, _SeriesStream] = {}

@@ -118,7 +118,7 @@ def _clean_text(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class FunctionCalls:
     """Calls of one thread: n rows, sorted by start, the longer first; times in ns."""
 
     start: Int
@@ -129,7 +129,7 @@ class Calls:
     """Number of calls around it."""
 
 
-def nest_calls(start: Int, end: Int) -> tuple[Calls, Int]:
+def nest_calls(start: Int, end: Int) -> tuple[FunctionCalls, Int]:
     """Nest the calls of one thread, given in any order; int64[n] each, ns.
 
     Calls that do not nest by some ns, as rounding makes them, are trimmed to the outer one. Returns
@@ -141,7 +141,7 @@ def nest_calls(start: Int, end: Int) -> tuple[Calls, Int]:
     for level in range(1, int(depth.max(initial=0)) + 1):  # from the outside inwards
         rows = np.flatnonzero(depth == level)
         end[rows] = np.minimum(end[rows], end[parent[rows]])
-    return Calls(start, end, parent, depth), order
+    return FunctionCalls(start, end, parent, depth), order
 
 
 def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
@@ -160,7 +160,7 @@ def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
     return parent, depth
 
 
-def find_innermost_calls(calls: Calls) -> tuple[Int, Int]:
+def find_innermost_calls(calls: FunctionCalls) -> tuple[Int, Int]:
     """Find in which call the thread was at each instant.
 
     Returns int64[m] each: times (ns) at which that may change, and the row of the innermost call
@@ -210,7 +210,7 @@ def build_stretches(
     return Stretches(begin[first], until[last], number[first])
 
 
-def _number_stacks(table: ImportedStacks, calls: Calls, place: Int) -> Int:
+def _number_stacks(table: ImportedStacks, calls: FunctionCalls, place: Int) -> Int:
     """Return the number of the stack of each call, int64[n]. place: int64[n]."""
     stack = np.zeros(place.size, np.int64)
     for level in range(int(calls.depth.max(initial=0)) + 1):

@@ -471,7 +471,7 @@ def _add_process(
 def _find_host_activity(
     host_side: HostTimeline,
     functions: HostWork,
-    process_steps: host_spans.Steps,
+    process_steps: host_spans.ProfilerSteps,
     operators: dict[int, tuple[Int, Int]],
     ranges: HostWork,
 ) -> LaunchActivity:
@@ -529,7 +529,7 @@ def _find_steps(
     of_process: np.ndarray,
     step_marks: tuple[str, str],
     window: tuple[int, int] | None,
-) -> host_spans.Steps:
+) -> host_spans.ProfilerSteps:
     """Find the steps of a process. window: from when to when its devices worked, ns.
 
     Raises: CannotImportError when nothing shows when the process worked.
@@ -563,7 +563,7 @@ def _add_device_activity(
     calls: RuntimeCalls,
     host_side: HostTimeline,
     activity: LaunchActivity,
-    process_steps: host_spans.Steps,
+    process_steps: host_spans.ProfilerSteps,
     identity: TraceIdentity,
     gathered: GatheredEvents,
 ) -> None:

@@ -36,7 +36,7 @@ from clusterprof.analysis.importers.kineto.host_functions import (
 from clusterprof.analysis.importers.kineto.host_spans import (
     HostTimeline,
     Marks,
-    Steps,
+    ProfilerSteps,
     find_main_thread,
 )
 
@@ -69,7 +69,7 @@ def add_function_stacks(
     functions: Marks,
     names: Sequence[str],
     host_side: HostTimeline,
-    steps: Steps,
+    steps: ProfilerSteps,
     account: Account,
 ) -> None:
     """Add the stacks of the thread of the steps, and of threads that load data.

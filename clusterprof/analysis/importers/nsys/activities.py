@@ -72,7 +72,7 @@ class Activities:
 
 
 @dataclass(slots=True)
-class Calls:
+class CudaCalls:
     """CUDA calls of all host threads; int64 arrays of one length, times in ns."""
 
     start_ns: Int
@@ -83,9 +83,9 @@ class Calls:
     kind: Int
     """Class as returned by `label_call`."""
 
-    def of(self, rows: Int) -> Calls:
+    def of(self, rows: Int) -> CudaCalls:
         """Return the calls of the selected rows."""
-        return Calls(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return CudaCalls(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     @property
     def process(self) -> Int:
@@ -138,7 +138,7 @@ def read_activities(db: Database, strings: Strings, account: Account) -> Activit
     return Activities(start, end, process, device, stream, correlation, kinds, details, size)
 
 
-def read_calls(db: Database, strings: Strings, account: Account) -> Calls:
+def read_calls(db: Database, strings: Strings, account: Account) -> CudaCalls:
     """Read all CUDA calls; damage ends the reading and is noted in the account."""
     parts: list[Int] = []
     kinds = _build_lookup(strings.calls)
@@ -157,10 +157,10 @@ def read_calls(db: Database, strings: Strings, account: Account) -> Calls:
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
     table_rows = np.concatenate(parts, axis=1) if parts else np.empty((5, 0), np.int64)
-    return Calls(*table_rows)
+    return CudaCalls(*table_rows)
 
 
-def find_launches(activities: Activities, calls: Calls) -> Int:
+def find_launches(activities: Activities, calls: CudaCalls) -> Int:
     """Find the row of the call that launched each activity, int64[n]; -1 if unknown.
 
     Calls of both APIs may carry one correlation id: the outermost, which began first, is taken.
@@ -180,7 +180,7 @@ def find_launches(activities: Activities, calls: Calls) -> Int:
     return launched
 
 
-def fill_processes(activities: Activities, calls: Calls) -> Activities:
+def fill_processes(activities: Activities, calls: CudaCalls) -> Activities:
     """Fill in the process of activities in files of old versions, which do not record it."""
     rows = np.flatnonzero(activities.process < 0)
     if not rows.size or not calls.start_ns.size:
@@ -196,7 +196,7 @@ def fill_processes(activities: Activities, calls: Calls) -> Activities:
 
 
 def select_host_copies(
-    activities: Activities, launched: Int, calls: Calls, direction: int = HOST_TO_DEVICE
+    activities: Activities, launched: Int, calls: CudaCalls, direction: int = HOST_TO_DEVICE
 ) -> Int:
     """Select the copies in one direction that a copy call made: their rows, int64[n].
 
@@ -272,7 +272,7 @@ class ThreadRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class NvtxSteps:
     """Steps of one process; int64[n] each, times in ns."""
 
     start_ns: Int
@@ -331,7 +331,7 @@ def _record_range(thread: ThreadRanges, start: int, end: int, text: str) -> int:
     return 0
 
 
-def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> Steps | None:
+def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> NvtxSteps | None:
     """Find the steps of a process by the names of its ranges; None if no range marks them.
 
     Best first: ranges named step or iteration with a number, without a number, from the end of one
@@ -384,13 +384,13 @@ def _select_disjoint(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int,
     return out
 
 
-def _build_steps(steps: list[tuple[int, int, int]], source: str, inferred: bool) -> Steps:
+def _build_steps(steps: list[tuple[int, int, int]], source: str, inferred: bool) -> NvtxSteps:
     start, end, number = np.array(steps, np.int64).T
     if (number < 0).any() or (np.diff(number) <= 0).any():
         number = np.arange(start.size, dtype=np.int64) + 1
     elif inferred:
         number = number - number[0] + 1
-    return Steps(start, end, number, source)
+    return NvtxSteps(start, end, number, source)
 
 
 def _sum_lengths(ranges: list[tuple[int, int, int]]) -> int:

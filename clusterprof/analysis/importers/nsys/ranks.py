@@ -34,9 +34,9 @@ from clusterprof.analysis.importers.nsys.activities import (
     HOST_TO_DEVICE,
     KERNEL,
     Activities,
-    Calls,
+    CudaCalls,
     LoadingTime,
-    Steps,
+    NvtxSteps,
     ThreadRanges,
     decode_pid,
     decode_process,
@@ -71,7 +71,7 @@ class RankActivity:
     world: int | None
     from_ns: int
     until_ns: int
-    steps: Steps | None
+    steps: NvtxSteps | None
     starved: Intervals
     host_ns: tuple[Int, Int, Int, Int]
     """For each starved interval, int64[n] each, ns: launching, in calls that wait for the device,
@@ -96,7 +96,7 @@ class RankActivity:
 
 def split_ranks(
     activities: Activities,
-    calls: Calls,
+    calls: CudaCalls,
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: dict[int, Intervals],
@@ -137,7 +137,7 @@ def split_ranks(
 
 def _build_rank_activity(
     activities: Activities,
-    calls: Calls,
+    calls: CudaCalls,
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: Intervals,
@@ -196,7 +196,7 @@ def _build_rank_activity(
     )
 
 
-def _list_host_calls(calls: Calls) -> HostCalls:
+def _list_host_calls(calls: CudaCalls) -> HostCalls:
     return HostCalls(calls.start_ns, calls.end_ns, calls.kind, calls.thread)
 
 
@@ -204,7 +204,7 @@ def _build_stacks(
     main: int | None,
     threads: dict[int, ThreadRanges],
     samples: HostSamples,
-    steps: Steps | None,
+    steps: NvtxSteps | None,
     window: tuple[int, int],
 ) -> ThreadStacks:
     """Build the stacks of the thread that launches most, from the first step to the last.
@@ -218,7 +218,7 @@ def _build_stacks(
 
 
 def _trim_copies(
-    activities: Activities, launched: Int, calls: Calls
+    activities: Activities, launched: Int, calls: CudaCalls
 ) -> tuple[tuple[Int, Int, Int], Intervals]:
     """Return calls that copy to the device, as far as their copies explain them, and the rest.
 
@@ -231,7 +231,7 @@ def _trim_copies(
     return (own_start, end, activities.bytes[rows]), merge_intervals(start, own_start)
 
 
-def _find_blocking_copies_out(activities: Activities, launched: Int, calls: Calls) -> Intervals:
+def _find_blocking_copies_out(activities: Activities, launched: Int, calls: CudaCalls) -> Intervals:
     """Find the calls that copy from the device and returned only after it: they wait for it."""
     rows = select_host_copies(activities, launched, calls, DEVICE_TO_HOST)
     rows = rows[calls.end_ns[launched[rows]] >= activities.end_ns[rows]]
@@ -258,7 +258,7 @@ def _find_late_gaps(
     activities: Activities,
     order: Int,
     launched: Int,
-    calls: Calls,
+    calls: CudaCalls,
     sync: CoverageIndex,
 ) -> Intervals:
     """Find the gaps in which the device had nothing to do because of late launches.
@@ -281,7 +281,7 @@ def _find_late_gaps(
     return idle[0][is_late], late_until[is_late]
 
 
-def _merge_calls_of_kind(calls: Calls, kind: int) -> Intervals:
+def _merge_calls_of_kind(calls: CudaCalls, kind: int) -> Intervals:
     rows = calls.kind == kind
     return merge_intervals(calls.start_ns[rows], calls.end_ns[rows])
 

@@ -51,9 +51,7 @@ def _render_line(line: CodeLine, names: code.FileNames) -> Markup:
         build_element("td", format_quantity(line.lost_ns, "ns"), class_="n"),
         build_element(
             "td",
-            build_element(
-                "code", code.format_code_location(line.place, names), title=line.place.file
-            ),
+            build_element("code", code.format_file_line(line.place, names), title=line.place.file),
             f" in {code.format_function(line.place)}",
             build_element("span", text, class_="below") if text else None,
         ),

@@ -119,7 +119,7 @@ def format_file(file: str, names: FileNames) -> str:
     return escape_text(name)
 
 
-def format_code_location(place: CodeLocation, names: FileNames) -> str:
+def format_file_line(place: CodeLocation, names: FileNames) -> str:
     """Format file and line: "train.py:42"; without the line where it is not known."""
     name = format_file(place.file, names)
     return escape_text(f"{name}:{place.line}") if place.line > 0 else name
@@ -174,7 +174,7 @@ def describe_work(report: Report) -> str:
 
 def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Describe a line, its function, and the line of a library that it called."""
-    text = f"{format_code_location(line.place, names)} in {format_function(line.place)}"
+    text = f"{format_file_line(line.place, names)} in {format_function(line.place)}"
     called = format_called_line(line, names)
     if called and line.library_ratio < _MIN_WHOLE_RATIO:
         called += f" ({100 * line.library_ratio:.0f} % of that)"
@@ -191,7 +191,7 @@ def format_called_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Format the line of a library that was called; "" where none was."""
     if line.library is None:
         return ""
-    return f"{format_code_location(line.library, names)} {format_function(line.library)}"
+    return f"{format_file_line(line.library, names)} {format_function(line.library)}"
 
 
 def describe_stage(line: CodeLine) -> str:
@@ -218,7 +218,7 @@ def list_line_rows(
     """List a finding's lines as rows of `LINE_HEADS`, largest first; `most`: None = all."""
     return [
         (
-            format_code_location(line.place, names),
+            format_file_line(line.place, names),
             format_line_share(line),
             format_quantity(line.lost_ns, "ns"),
             _append_stage(format_function(line.place), describe_stage(line)),
@@ -286,7 +286,7 @@ def list_total_rows(
     """List lost time by line as rows (line, lost, share, function, main cause)."""
     return [
         (
-            format_code_location(line.place, names),
+            format_file_line(line.place, names),
             format_quantity(line.lost_ns, "ns"),
             format_share(line.lost_ns, totals.total_ns),
             format_function(line.place),
