@@ -221,13 +221,13 @@ def _describe_counts(communicator: Mapping[str, Any]) -> Iterator[str]:
         for operation, count in rank["collective_counts"].items():
             counts.setdefault(str(operation)[:40], {})[int(rank["rank"])] = int(count)
     for operation, by_rank in counts.items():
-        most = max(by_rank.values())
+        largest = max(by_rank.values())
         late: dict[int, list[int]] = {}
         for rank, count in by_rank.items():
-            if count < most:
+            if count < largest:
                 late.setdefault(count, []).append(rank)
         if not late:
             continue
         count, ranks = min(late.items())
         plural = "s" if len(ranks) > 1 else ""
-        yield (f"rank{plural} {format_ranges(ranks)} began {count} {operation}, others {most}")
+        yield (f"rank{plural} {format_ranges(ranks)} began {count} {operation}, others {largest}")
