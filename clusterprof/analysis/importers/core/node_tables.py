@@ -209,7 +209,7 @@ class NodeTables:
         start_ns, end_ns: int64[n], ns.
         """
         names = self._names.setdefault(pid, {})
-        kind = next((known for known, word in names.items() if word == name), None)
+        kind = next((number for number, word in names.items() if word == name), None)
         if kind is None:
             if len(names) >= layout.NAMES_CAPACITY:
                 return

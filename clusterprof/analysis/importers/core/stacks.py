@@ -195,15 +195,15 @@ def build_stretches(
     start, end, place: int64[n], ns and numbers of places; calls of an unknown place (-1) are left
     out. window: from when to when, ns.
     """
-    kept = (place >= 0) & (end > window[0]) & (start < window[1])
-    start, end = np.maximum(start[kept], window[0]), np.minimum(end[kept], window[1])
+    is_inside = (place >= 0) & (end > window[0]) & (start < window[1])
+    start, end = np.maximum(start[is_inside], window[0]), np.minimum(end[is_inside], window[1])
     if not start.size:
         return NO_STRETCHES
     calls, order = nest_calls(start, end)
-    stack = _number_stacks(table, calls, place[kept][order])
-    at, inside = find_innermost_calls(calls)
-    lasting = np.flatnonzero((np.diff(at) > 0) & (inside[:-1] >= 0))
-    begin, until, number = at[lasting], at[lasting + 1], stack[inside[lasting]]
+    stack = _number_stacks(table, calls, place[is_inside][order])
+    edges, inside = find_innermost_calls(calls)
+    lasting = np.flatnonzero((np.diff(edges) > 0) & (inside[:-1] >= 0))
+    begin, until, number = edges[lasting], edges[lasting + 1], stack[inside[lasting]]
     opens = np.concatenate([[True], (begin[1:] > until[:-1]) | (number[1:] != number[:-1])])
     first = np.flatnonzero(opens)
     last = np.append(first[1:], begin.size) - 1
@@ -252,8 +252,10 @@ class CallLog:
         if not thread.size:
             return draw_samples(NO_STRETCHES)
         threads, number = np.unique(thread, return_inverse=True)
-        own = number == np.bincount(number, end - start, minlength=threads.size).argmax()
-        stretches = build_stretches(self.table, start[own], end[own], place[own], window)
+        on_busiest = number == np.bincount(number, end - start, minlength=threads.size).argmax()
+        stretches = build_stretches(
+            self.table, start[on_busiest], end[on_busiest], place[on_busiest], window
+        )
         return draw_samples(stretches)
 
 
@@ -283,8 +285,10 @@ def _draw_samples(stretches: Stretches, shortest_ns: int, longest_ns: int) -> tu
     row = np.repeat(np.flatnonzero(~is_short), parts)
     part = np.arange(row.size) - np.repeat(np.cumsum(parts) - parts, parts)
     count = np.repeat(parts, parts)
-    whole, rest = length[row] // count, length[row] % count  # a product could be too large
-    begin, until = (start[row] + whole * edge + rest * edge // count for edge in (part, part + 1))
+    quotient, remainder = length[row] // count, length[row] % count  # a product could be too large
+    begin, until = (
+        start[row] + quotient * edge + remainder * edge // count for edge in (part, part + 1)
+    )
     t_ns, interval = (begin + until) // 2, until - begin
     short = np.flatnonzero(is_short)
     passed = np.cumsum(length[short])

@@ -44,8 +44,8 @@ class Marks:
         is_selected: bool, one per thread number.
         """
         keep = is_selected[self.thread]
-        rest = (self.end, self.kind, self.thread, self.number)
-        return Marks(self.start[keep], *(column[keep] for column in rest))
+        columns = (self.end, self.kind, self.thread, self.number)
+        return Marks(self.start[keep], *(column[keep] for column in columns))
 
     def of(self, kind: int) -> tuple[Int, Int, Int]:
         """Return start and end (ns) and thread of the ranges of one kind, int64[n] each."""

@@ -102,15 +102,15 @@ def read_activities(db: Database, strings: Strings, account: Account) -> Activit
     """Read all device activities; damage ends the reading and is noted in the account."""
     parts: list[Int] = []
     operations = _build_lookup(strings.kernels)
-    left = MAX_ROWS
+    remaining = MAX_ROWS
     for table, kind, word, detail in _ACTIVITY_TABLES:
-        others = ("globalPid", "deviceId", "streamId", "correlationId", detail, "bytes")
+        columns = ("globalPid", "deviceId", "streamId", "correlationId", detail, "bytes")
         total = 0
         try:
             total = db.count(table)
-            for rows in db.integers(table, ("start", "end"), others):
-                rows = rows[:, :left]
-                left -= rows.shape[1]
+            for rows in db.integers(table, ("start", "end"), columns):
+                rows = rows[:, :remaining]
+                remaining -= rows.shape[1]
                 total -= rows.shape[1]
                 is_ordered = rows[1] >= rows[0]
                 if not is_ordered.all():
@@ -124,14 +124,14 @@ def read_activities(db: Database, strings: Strings, account: Account) -> Activit
                     _map_ids(rows[7], operations) if kind == KERNEL else rows[7] * (kind == COPY)
                 )
                 parts.append(rows)
-                if left <= 0:
+                if remaining <= 0:
                     break
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
             total = 0
-        if total > 0 and left > 0:
+        if total > 0 and remaining > 0:
             account.skipped[f"{word} without start and end"] += total
-    if left <= 0:
+    if remaining <= 0:
         account.cut = f"only the first {MAX_ROWS:,} activities were read: export fewer"
     table_rows = np.concatenate(parts, axis=1) if parts else np.empty((9, 0), np.int64)
     start, end, process, device, stream, correlation, kinds, details, size = table_rows
@@ -142,17 +142,17 @@ def read_calls(db: Database, strings: Strings, account: Account) -> CudaCalls:
     """Read all CUDA calls; damage ends the reading and is noted in the account."""
     parts: list[Int] = []
     kinds = _build_lookup(strings.calls)
-    left = 3 * MAX_ROWS
+    remaining = 3 * MAX_ROWS
     for table in _CALL_TABLES:
         try:
-            others = ("globalTid", "correlationId", "nameId")
-            for rows in db.integers(table, ("start", "end"), others):
-                rows = rows[:, (rows[1] >= rows[0]) & (rows[2] >= 0)][:, :left]
-                left -= rows.shape[1]
+            columns = ("globalTid", "correlationId", "nameId")
+            for rows in db.integers(table, ("start", "end"), columns):
+                rows = rows[:, (rows[1] >= rows[0]) & (rows[2] >= 0)][:, :remaining]
+                remaining -= rows.shape[1]
                 rows[4] = _map_ids(rows[4], kinds)
                 account.read["CUDA calls"] += rows.shape[1]
                 parts.append(rows)
-                if left <= 0:
+                if remaining <= 0:
                     break
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
@@ -174,8 +174,8 @@ def find_launches(activities: Activities, calls: CudaCalls) -> Int:
     wanted = (
         processes.searchsorted(activities.process) << 40 | activities.correlation & (1 << 40) - 1
     )
-    at = np.minimum(keys.searchsorted(wanted), keys.size - 1)
-    launched = np.where(keys[at] == wanted, order[at], -1)
+    row = np.minimum(keys.searchsorted(wanted), keys.size - 1)
+    launched = np.where(keys[row] == wanted, order[row], -1)
     launched[activities.correlation <= 0] = -1
     return launched
 
@@ -187,11 +187,11 @@ def fill_processes(activities: Activities, calls: CudaCalls) -> Activities:
         return activities
     order = np.argsort(calls.correlation, kind="stable")
     call_correlation = calls.correlation[order]
-    at = np.minimum(
+    call_row = np.minimum(
         call_correlation.searchsorted(activities.correlation[rows]), call_correlation.size - 1
     )
-    known = call_correlation[at] == activities.correlation[rows]
-    activities.process[rows[known]] = calls.process[order[at[known]]]
+    has_call = call_correlation[call_row] == activities.correlation[rows]
+    activities.process[rows[has_call]] = calls.process[order[call_row[has_call]]]
     return activities
 
 
@@ -216,8 +216,8 @@ def _build_lookup(kind_by_id: dict[int, int]) -> tuple[Int, Int]:
 def _map_ids(ids: Int, lookup: tuple[Int, Int]) -> Int:
     if not lookup[0].size:
         return np.zeros(ids.size, np.int64)
-    at = np.minimum(lookup[0].searchsorted(ids), lookup[0].size - 1)
-    return np.where(lookup[0][at] == ids, lookup[1][at], 0)
+    row = np.minimum(lookup[0].searchsorted(ids), lookup[0].size - 1)
+    return np.where(lookup[0][row] == ids, lookup[1][row], 0)
 
 
 _RANGE_TYPES = frozenset(
@@ -285,7 +285,7 @@ class NvtxSteps:
 def read_threads(db: Database, strings: Strings, account: Account) -> dict[int, ThreadRanges]:
     """Read all NVTX ranges by serialized thread; damage ends the reading."""
     threads: dict[int, ThreadRanges] = {}
-    kept = 0
+    count = 0
     is_operator = OPERATOR_NAME.search
     try:
         for rows in db.rows("NVTX_EVENTS", _RANGE_COLUMNS):
@@ -306,9 +306,9 @@ def read_threads(db: Database, strings: Strings, account: Account) -> dict[int, 
                 if is_operator(name):  # most ranges are operators
                     thread.operators.add(start, end)
                 else:
-                    kept += _record_range(thread, start, end, name)
+                    count += _record_range(thread, start, end, name)
             account.read["NVTX ranges"] += read
-            if kept > _MAX_RANGES:
+            if count > _MAX_RANGES:
                 account.cut = account.cut or f"only {_MAX_RANGES:,} ranges were read"
                 break
     except DamagedError as error:
@@ -341,8 +341,8 @@ def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> NvtxSteps | Non
     launches_ns: int64[n], ns, when the work of the device was launched.
     """
     for kind, source in ((NUMBERED_STEP, "numbered step ranges"), (STEP, "step ranges")):
-        best = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])
-        steps = _select_disjoint(best)
+        longest = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])
+        steps = _select_disjoint(longest)
         if steps and (kind == NUMBERED_STEP or len(steps) > 1):
             return _build_steps(steps, source, inferred=False)
     ends = max((thread.kept.get(OPTIMIZER, []) for thread in threads), key=len, default=[])
@@ -355,7 +355,7 @@ def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> NvtxSteps | Non
         for thread in threads
         for key, ranges in thread.others.items()
     ]
-    extent = _measure_extent([each for _, ranges in candidates for each in ranges])
+    extent = _measure_extent([range_ for _, ranges in candidates for range_ in ranges])
     for key, ranges in sorted(
         candidates, key=lambda candidate: (-_sum_lengths(candidate[1]), candidate[0])
     ):
@@ -378,7 +378,7 @@ def _launches_most(ranges: list[tuple[int, int, int]], launches_ns: Int) -> bool
 def _select_disjoint(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return the ranges in order of time, without those inside another."""
     out: list[tuple[int, int, int]] = []
-    for range_ in sorted(ranges, key=lambda each: (each[0], -each[1])):
+    for range_ in sorted(ranges, key=lambda item: (item[0], -item[1])):
         if range_[1] > range_[0] and (not out or range_[0] >= out[-1][1]):
             out.append(range_)
     return out

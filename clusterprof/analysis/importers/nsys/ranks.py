@@ -144,15 +144,17 @@ def _build_rank_activity(
     samples: HostSamples,
 ) -> RankActivity:
     launched = find_launches(activities, calls)
-    known = launched >= 0
-    tids, times = np.unique(calls.thread[launched[known]], return_counts=True)
+    is_launched = launched >= 0
+    tids, times = np.unique(calls.thread[launched[is_launched]], return_counts=True)
     launching = tids[times >= _MIN_LAUNCH_SHARE * max(int(times.sum()), 1)].tolist()
-    own = [tid for tid in threads if tid in launching]
+    launching_threads = [tid for tid in threads if tid in launching]
     main = int(tids[times.argmax()]) if tids.size else None
-    launches_ns = calls.start_ns[launched[known]]
-    steps = find_steps([threads[tid] for tid in own] or list(threads.values()), launches_ns)
+    launches_ns = calls.start_ns[launched[is_launched]]
+    steps = find_steps(
+        [threads[tid] for tid in launching_threads] or list(threads.values()), launches_ns
+    )
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
-    waits = _merge_unions([threads[tid].waits() for tid in own])
+    waits = _merge_unions([threads[tid].waits() for tid in launching_threads])
     order = np.argsort(activities.start_ns, kind="stable")
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     copies, residues = _trim_copies(activities, launched, calls)
@@ -165,7 +167,7 @@ def _build_rank_activity(
         residues,
         NO_HOST_WORK,
         last_ns,
-        {tid: threads[tid].operators.all() for tid in own},
+        {tid: threads[tid].operators.all() for tid in launching_threads},
         samples.of_thread(main),
     )
     first_ns = from_ns if steps is None else min(from_ns, int(steps.start_ns[0]))
@@ -189,7 +191,7 @@ def _build_rank_activity(
         stacks=_build_stacks(main, threads, samples, steps, (from_ns, until_ns)),
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
-        loading=[loading[tid] for tid in own if tid in loading],
+        loading=[loading[tid] for tid in launching_threads if tid in loading],
         syncs=syncs,
         copies=copies,
         operations=_list_operations(activities),
@@ -243,13 +245,13 @@ def _find_exposed_copies(activities: Activities, waits: Intervals) -> tuple[Int,
     copying = (activities.kind == COPY) & np.isin(
         activities.detail, (HOST_TO_DEVICE, DEVICE_TO_HOST)
     )
-    others = merge_intervals(activities.start_ns[~copying], activities.end_ns[~copying])
+    other_work = merge_intervals(activities.start_ns[~copying], activities.end_ns[~copying])
     return find_exposed_copies(
         activities.start_ns[copying],
         activities.end_ns[copying],
         activities.bytes[copying],
         activities.detail[copying] == HOST_TO_DEVICE,
-        _merge_unions([others, waits]),
+        _merge_unions([other_work, waits]),
     )
 
 
