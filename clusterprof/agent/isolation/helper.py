@@ -165,9 +165,9 @@ def _list_changes(sent: list[Any], sampled: Sequence[Any]) -> list[Any]:
     if len(sent) != len(sampled):
         sent = [_NO_VALUE] * len(sampled)
     changes: list[Any] = []
-    for index, (old, new) in enumerate(zip(sent, sampled)):
-        if new is not old and (new != old or type(new) is not type(old)):
-            changes += (index, _encode_value(new))
+    for index, (previous, value) in enumerate(zip(sent, sampled)):
+        if value is not previous and (value != previous or type(value) is not type(previous)):
+            changes += (index, _encode_value(value))
     return changes
 
 

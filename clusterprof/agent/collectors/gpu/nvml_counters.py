@@ -108,9 +108,9 @@ class BusyIntegral:
             ended_ns = _locate(newest_us, now_ns, driver_now_ns)
             is_new_clock = ended_ns is None  # nothing says where its timestamps go on
             self.last_us = newest_us - ((ended_ns or counted_ns) - counted_ns) // 1000
-        new = sorted(sample for sample in samples if sample[0] > self.last_us)
-        if new:
-            for t_us, value in new:
+        new_samples = sorted(sample for sample in samples if sample[0] > self.last_us)
+        if new_samples:
+            for t_us, value in new_samples:
                 self.total_ns += (t_us - self.last_us) * 1000 * value // 100
                 self.last_us = t_us
             self._read_ns = now_ns

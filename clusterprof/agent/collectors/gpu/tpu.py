@@ -246,11 +246,11 @@ def parse_tpu_info(text: str) -> dict[int, list[Value]]:
             matrix.append(float(core[2]))
     if not values_by_chip:
         raise Unavailable("absent", "tpu-info shows no TPU in use; a process must hold it")
-    each, remainder = divmod(len(matrix), len(values_by_chip))
-    if each and not remainder:
+    cores_per_chip, remainder = divmod(len(matrix), len(values_by_chip))
+    if cores_per_chip and not remainder:
         for number, chip in enumerate(sorted(values_by_chip)):
-            part = matrix[number * each : (number + 1) * each]
-            values_by_chip[chip][1] = _parse_percent(str(sum(part) / each))
+            part = matrix[number * cores_per_chip : (number + 1) * cores_per_chip]
+            values_by_chip[chip][1] = _parse_percent(str(sum(part) / cores_per_chip))
     return values_by_chip
 
 
@@ -360,11 +360,13 @@ def _build_column(
         return [data] * count
     if not data:
         return [_TPU_UNUSED] * count
-    each, remainder = divmod(len(data), count)
+    values_per_chip, remainder = divmod(len(data), count)
     if remainder:
         message = f"libtpu reports {len(data)} values of {name} for {count} chips"
         return [Unavailable("failed", message)] * count
-    parts = (data[index * each : (index + 1) * each] for index in range(count))
+    parts = (
+        data[index * values_per_chip : (index + 1) * values_per_chip] for index in range(count)
+    )
     return [_combine_values(name, part, percent) for part in parts]
 
 

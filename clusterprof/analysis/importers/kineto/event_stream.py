@@ -328,21 +328,19 @@ class EventStream:
 
     def _find_event_list(self, blocks: Iterator[bytes]) -> bytes:
         """Return the bytes that follow the bracket which opens the list of events."""
-        head, begin, tries = b"", 0, 0
+        head, low, tries = b"", 0, 0
         for block in blocks:
             head += block
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
-            while tries < _MAX_START_CANDIDATES and (
-                start := _EVENT_LIST_START.search(head, begin)
-            ):
+            while tries < _MAX_START_CANDIDATES and (start := _EVENT_LIST_START.search(head, low)):
                 text = head[: start.start()].strip(_SPACE).rstrip(b",") + b"}"
                 header = self.parse_document(text)
                 if header is not None:
                     self.document = header
                     return head[start.end() :]
-                begin, tries = start.end(), tries + 1  # the match was inside a string
-            begin = max(begin, len(head) - _MAX_START_BYTES)
+                low, tries = start.end(), tries + 1  # the match was inside a string
+            low = max(low, len(head) - _MAX_START_BYTES)
             if len(head) > MAX_METADATA_BYTES or tries == _MAX_START_CANDIDATES:
                 break
         damaged_start = _EVENT_LIST_START.search(head)  # metadata damaged, events perhaps not
