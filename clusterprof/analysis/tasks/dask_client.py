@@ -140,9 +140,9 @@ def check_versions(client: Any) -> None:
     if other_versions:
         (other, count), address = other_versions.most_common(1)[0], ""
         address = next(worker for worker, version in versions.items() if str(version) == other)
-        found = f"clusterprof {other}" if other != "None" else "no clusterprof"
+        other_text = f"clusterprof {other}" if other != "None" else "no clusterprof"
         raise UsageError(
-            f"{count} of {len(versions)} workers have {found}, this machine has {__version__}"
+            f"{count} of {len(versions)} workers have {other_text}, this machine has {__version__}"
             f" (first: {address})",
             f"install clusterprof {__version__} in the environment of the workers",
         )

@@ -147,14 +147,12 @@ def _build_rank_activity(
     is_launched = launched >= 0
     tids, times = np.unique(calls.thread[launched[is_launched]], return_counts=True)
     launching = tids[times >= _MIN_LAUNCH_SHARE * max(int(times.sum()), 1)].tolist()
-    launching_threads = [tid for tid in threads if tid in launching]
+    launchers = [tid for tid in threads if tid in launching]
     main = int(tids[times.argmax()]) if tids.size else None
     launches_ns = calls.start_ns[launched[is_launched]]
-    steps = find_steps(
-        [threads[tid] for tid in launching_threads] or list(threads.values()), launches_ns
-    )
+    steps = find_steps([threads[tid] for tid in launchers] or list(threads.values()), launches_ns)
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
-    waits = _merge_unions([threads[tid].waits() for tid in launching_threads])
+    waits = _merge_unions([threads[tid].waits() for tid in launchers])
     order = np.argsort(activities.start_ns, kind="stable")
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     copies, residues = _trim_copies(activities, launched, calls)
@@ -167,7 +165,7 @@ def _build_rank_activity(
         residues,
         NO_HOST_WORK,
         last_ns,
-        {tid: threads[tid].operators.all() for tid in launching_threads},
+        {tid: threads[tid].operators.all() for tid in launchers},
         samples.of_thread(main),
     )
     first_ns = from_ns if steps is None else min(from_ns, int(steps.start_ns[0]))
@@ -191,7 +189,7 @@ def _build_rank_activity(
         stacks=_build_stacks(main, threads, samples, steps, (from_ns, until_ns)),
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
-        loading=[loading[tid] for tid in launching_threads if tid in loading],
+        loading=[loading[tid] for tid in launchers if tid in loading],
         syncs=syncs,
         copies=copies,
         operations=_list_operations(activities),

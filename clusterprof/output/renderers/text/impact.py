@@ -97,19 +97,19 @@ def _describe_rates(job_impact: Impact) -> Iterator[str]:
         ("samples", job_impact.samples_per_second, job_impact.samples_per_second_if_fixed),
     ):
         if current is not None:
-            goal = f", {_format_rate(fixed)} with all fixed" if fixed is not None else ""
+            fixed_text = f", {_format_rate(fixed)} with all fixed" if fixed is not None else ""
             yield (
-                f"{name} per second: {_format_rate(current)}{goal} (summed over the ranks that"
-                f" read them)"
+                f"{name} per second: {_format_rate(current)}{fixed_text} (summed over the ranks"
+                f" that read them)"
             )
     cost, cheaper = job_impact.cost_per_million_tokens, job_impact.cost_per_million_tokens_if_fixed
     if cost is not None:
-        goal = (
+        fixed_text = (
             f", {format_cost(cheaper, job_impact.currency)} with all fixed"
             if cheaper is not None
             else ""
         )
-        yield f"a million tokens cost {format_cost(cost, job_impact.currency)}{goal}"
+        yield f"a million tokens cost {format_cost(cost, job_impact.currency)}{fixed_text}"
 
 
 def _format_rate(value: float) -> str:
