@@ -110,6 +110,10 @@ class Unavailable(Exception):  # a value as much as an exception
         return self.kind, self.message, self.remedy, self.by_user
 
 
+DEVICES_RELEASED = Unavailable(
+    "failed", "released on SIGUSR2", "send SIGUSR2 to the recorder again"
+)
+"""Values of devices that a user asked the recorder to let go of."""
 NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on")
 """A value that two samples give: `doctor`, which takes one, does not report it as missing."""
 

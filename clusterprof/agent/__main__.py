@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_NOTES = 200
 _MAX_UNAVAILABLE = 12
+_MAX_WAKE_BYTES = 4096
 EXIT_BY_SIGNAL = 128
 ATTACH_LINE = (
     "clusterprof: attached. Recorded: thread states, CPU, files, network, accelerators."
@@ -191,7 +192,7 @@ def _run_recording(request: RecordingRequest, ready_fd: int | None, signals: _Si
                 print(ATTACH_LINE, file=sys.stderr, flush=True)
 
     collectors = select_collectors(request.roots, request.plan.use_portable())
-    service = Service(request, collectors, signals.wake, log.note)
+    service = Service(request, collectors, signals.wake, log.note, signals.count_device_requests)
     service.run(signals.stop_reason, started)
     log.close()
     service.close()
@@ -205,19 +206,38 @@ def _send_reply(descriptor: int, values: dict[str, Any]) -> None:
 
 
 class _Signals:
-    """Handlers of SIGTERM and SIGINT: they ask the loop to stop and wake it at once."""
+    """Handlers of signals: they only note the request and wake the loop at once.
+
+    SIGTERM and SIGINT ask it to stop, SIGUSR2 to release the devices or to open them again.
+    """
 
     def __init__(self, detached: bool) -> None:
         self.wake, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.received = 0
+        self._device_requests = 0
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
+        signal.signal(signal.SIGUSR2, self._note_device_request)
         # A detached recorder has no terminal; in the foreground a hang-up ends the recording.
         signal.signal(signal.SIGHUP, signal.SIG_IGN if detached else self._handle)
 
     def _handle(self, number: int, _: object) -> None:
         self.received = number
+
+    def _note_device_request(self, number: int, _: object) -> None:
+        self._device_requests += 1
+
+    def count_device_requests(self, seen: int) -> int:
+        """Return how many SIGUSR2 have arrived so far.
+
+        seen: the number that the caller has handled. When there are more, the descriptor that
+        wakes the loop is emptied first, so that it does not wake the loop again and again.
+        """
+        if self._device_requests != seen:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake, _MAX_WAKE_BYTES)
+        return self._device_requests
 
     def stop_reason(self) -> str:
         """Return the name of the signal that asked for the end, "" while none was received."""

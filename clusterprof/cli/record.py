@@ -40,6 +40,8 @@ def record(
     CMD keeps its process, signals, terminal and exit status. Without CMD, the node is recorded
     until Ctrl-C, SIGTERM or --duration. With --pid, it is recorded until that process ends. With
     --export, the command returns at once, and what that process starts is recorded with spans.
+    SIGUSR2 to the recorder (its pid: clusterprof doctor) closes the accelerators, for a reset or a
+    MIG change; the next one opens them again.
     """
     from clusterprof.cli.recording import run_record
 

@@ -314,6 +314,8 @@ def _read_value(loader: Any, node: Any, pattern: str, where: str) -> Any:
     read = KEYS[pattern].parse
     try:
         return read(loader.construct_object(node, deep=True))
+    except OverflowError:
+        raise UsageError(f"{where} is too large") from None
     except ValueError as error:  # raised by our own parsers, or by int() on a number of 64 KiB
         raise UsageError(f"{where} {error}") from None
 

@@ -114,6 +114,7 @@ def test_the_given_profile_precedes_environment_and_folder(tmp_path: Path) -> No
         ("sampling:\n  hz: yes", "p.yaml:2: sampling.hz must be a number"),
         ("sampling: {hz: 0}", "p.yaml:1: sampling.hz must be from 0.01 to 1000"),
         ("sampling: {hz: .nan}", "p.yaml:1: sampling.hz must be a number"),
+        (f"sampling: {{hz: 1{'0' * 400}}}", "p.yaml:1: sampling.hz is too large"),
         ("sampling: 5", "p.yaml:1: sampling must be a mapping of keys to values"),
         ("- 1", "p.yaml:1: a profile must be a mapping of keys to values"),
         ("gate: {min_steps: 1.5}", "p.yaml:1: gate.min_steps must be a whole number, 0 or more"),

@@ -41,11 +41,23 @@ break, or the fault would notice nothing.
 | fault | guard | seen to break on | first broken |
 |---|---|---|---|
 """
+MUTATIONS_HEAD = """
+## Mutated files
+
+Good files were mutated: bits, bytes, numbers, tokens, lines and nesting; parts repeated, removed,
+exchanged, compressed. Each input was read in a process with limits: 2 s of CPU, 256 MiB beyond
+what the process had; one in a thousand went through a whole analysis (10 s). An input must end in
+records or in a refusal. *Defects* are errors of other kinds, hangs, and deaths of the process.
+
+| format | inputs | read | refused | analyzed | defects | measured |
+|---|---|---|---|---|---|---|
+"""
 TAIL = """
 ## Again
 
     make faults          # about half an hour on two cores; root for the faults that mount
     make faults-long     # hours
+    make -C bench fuzz   # a million mutated files per format: hours
     make docs            # writes this page from bench/results/faults.json
 
 `python -m tests.scenarios.faults --list` lists the faults; with names it injects those alone, and
@@ -82,8 +94,19 @@ def make_pages() -> dict[str, str]:
         values = document.get("guards", {}).get(f"{guard.fault}: {guard.name}")
         lines.append(format_guard(guard, values))
     lines += [f"| `{fault}` | – | no guard: {why} | – |\n" for fault, why in UNGUARDED.items()]
+    lines.append(MUTATIONS_HEAD)
+    lines += map(format_mutations, sorted(document.get("mutations", {}).items()))
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
+
+
+def format_mutations(entry: tuple[str, Mapping[str, Any]]) -> str:
+    """Return the row of a format whose files were mutated."""
+    name, values = entry
+    counts = " | ".join(
+        f"{values[key]:,}" for key in ("inputs", "read", "refused", "analyzed", "defects")
+    )
+    return f"| `{name}` | {counts} | {values['date']}, {values['machine']} |\n"
 
 
 def format_promise(
@@ -117,7 +140,8 @@ def format_tried(values: Mapping[str, Any] | None, fault: Fault) -> str:
         return f"{NOT_TRIED}: {values['not_possible']}"
     count = f"{values['trials']:,}"
     if values["injected"] != values["trials"]:
-        count = f"{values['injected']:,} {fault.counted} in {count} trials"
+        trials = "trial" if values["trials"] == 1 else "trials"
+        count = f"{values['injected']:,} {fault.counted} in {count} {trials}"
     return f"{count}, {values['broken']} broken"
 
 
@@ -126,7 +150,8 @@ def format_lost(values: Mapping[str, Any] | None, fault: Fault) -> str:
     if values is None or "lost_worst" not in values:
         return "–"
     median, worst = (format_number(values[f"lost_{name}"]) for name in ("median", "worst"))
-    return f"{worst} {fault.unit}" if median == worst else f"{median} to {worst} {fault.unit}"
+    unit = fault.unit.replace("frames", "frame") if worst == "1" else fault.unit
+    return f"{worst} {unit}" if median == worst else f"{median} to {worst} {unit}"
 
 
 def format_number(value: float) -> str:

@@ -42,7 +42,11 @@ class Collector(Protocol):
     name: ClassVar[str]
     """File name, profile key and name in every message ("pressure")."""
     isolated: ClassVar[bool]
-    """True when calls can hang or crash: the collector then runs in a helper process."""
+    """True when calls can hang or crash: the collector then runs in a helper process.
+
+    A collector that keeps files of a device open in the recorder has `holds_device = True`, too:
+    SIGUSR2 closes both kinds.
+    """
     interval_ns: ClassVar[int]
     """Default sampling interval; a profile may change it."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterprof.agent.collectors.base import Context
-from clusterprof.agent.launch.election import choose_base
+from clusterprof.agent.launch.election import choose_base, list_recorders
 from clusterprof.agent.linux import psutil_host
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.sampling import inventory
@@ -28,6 +28,7 @@ OWNER_USER = "you"
 OWNER_ADMIN = "cluster admin"
 OWNER_NOBODY = "impossible here"
 _MAX_SHOWN_DEVICES = 4
+_MAX_RECORDERS = 8
 _TIMEOUT_SECONDS = 4.0  # a tool that reports once a second needs two reports
 _RETRY_SECONDS = 0.05
 
@@ -131,7 +132,10 @@ def _mark_elsewhere(checks: Sequence[SourceCheck]) -> list[SourceCheck]:
 
 
 def check_spans(environ: Mapping[str, str]) -> SourceCheck:
-    """Check whether the probe could report spans here; they are passed through shared memory."""
+    """Check whether the probe could report spans here; they are passed through shared memory.
+
+    Names the recorders that run on this node, so that a user can find the process to signal.
+    """
     base = choose_base(environ)
     try:
         descriptor = os.memfd_create("clusterprof", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -142,7 +146,13 @@ def check_spans(environ: Mapping[str, str]) -> SourceCheck:
     if problem:
         reason = Unavailable("denied", problem, "set XDG_RUNTIME_DIR or TMPDIR to a local folder")
         return _build_unavailable_check("spans", reason)
-    return SourceCheck("spans", "available", f"rings in memory, announced in {base}", "", "", "")
+    text = f"rings in memory, announced in {base}"
+    recorders = [f"pid {pid} (job {job})" for pid, job in list_recorders(base)]
+    if len(recorders) > _MAX_RECORDERS:
+        recorders[_MAX_RECORDERS:] = [f"{len(recorders) - _MAX_RECORDERS} more"]
+    if recorders:
+        text += f"; recorders that run now: {', '.join(recorders)}"
+    return SourceCheck("spans", "available", text, "", "", "")
 
 
 def find_owner(reason: Unavailable) -> str:

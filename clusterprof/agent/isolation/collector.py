@@ -255,6 +255,11 @@ class IsolatedCollector:
         """Process id of the helper, to account for recording costs; None without a helper."""
         return None if self._helper is None else self._helper.pid
 
+    def list_ending_pids(self) -> list[int]:
+        """Return the helpers whose pipe is closed but that have not ended: devices may be open."""
+        self._abandoned = [helper for helper in self._abandoned if not helper.reap()]
+        return [helper.pid for helper in self._abandoned]
+
     def open(self) -> Sequence[tuple[Signal, str]]:
         """Start the helper and return the columns of its devices.
 
@@ -350,8 +355,7 @@ class IsolatedCollector:
         raise refusal
 
     def _start(self, now_ns: int) -> None:
-        self._abandoned = [helper for helper in self._abandoned if not helper.reap()]
-        if len(self._abandoned) >= _MAX_ABANDONED_HELPERS:
+        if len(self.list_ending_pids()) >= _MAX_ABANDONED_HELPERS:
             raise _TOO_MANY_HELPERS
         parked = {d.index for d in self._devices if not d.parked.is_over(now_ns)}
         skip = ",".join(str(index) for index in sorted(parked | self._crashed_unopened))

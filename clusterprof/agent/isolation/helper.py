@@ -176,8 +176,12 @@ def _encode_value(value: Any) -> Any:
 
 
 def _limit_process() -> None:
-    """Prepare a process that may crash: no core file, no terminal signals, first OOM victim."""
-    for name in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE):
+    """Prepare a process that may crash: no core file, no terminal signals, first OOM victim.
+
+    SIGUSR2 is meant for the recorder: sent to its helpers, too, it must not end them in a call.
+    """
+    terminal = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    for name in (*terminal, signal.SIGPIPE, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

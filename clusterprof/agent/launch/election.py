@@ -13,6 +13,7 @@ mode are checked before any content is used.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -73,11 +74,41 @@ def is_recorder_running(run_dir: Path) -> bool:
     """Return whether the recorder of a run directory of ours runs. It takes no lock."""
     try:
         private = os.lstat(run_dir).st_uid == os.geteuid()
-        pid, ticks = map(int, (run_dir / PID_FILE).read_text(encoding="ascii").split())
-    except (OSError, ValueError):
+    except OSError:
         return False
+    return private and find_recorder(run_dir) is not None
+
+
+def find_recorder(run_dir: Path) -> int | None:
+    """Return the pid of the recorder of a run directory; None when none runs."""
+    try:
+        # Never waits, not even for a FIFO that another user has planted.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(run_dir / PID_FILE, flags)
+        try:
+            pid, ticks = map(int, os.read(descriptor, MAX_SMALL_FILE_BYTES).split())
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None
     fields = identity.read_stat_fields("/proc", pid)  # state first: Z has ended
-    return private and fields is not None and int(fields[19]) == ticks and fields[0] != b"Z"
+    is_same = fields is not None and int(fields[19]) == ticks and fields[0] != b"Z"
+    return pid if is_same else None
+
+
+def list_recorders(base: Path) -> list[tuple[int, str]]:
+    """Return (pid, job) of each recorder on this node whose run directory is readable, by pid.
+
+    A process that the owner of the directory does not own is left out: a file can name any pid.
+    """
+    recorders = []
+    for run_dir in base.glob(f"{RUN_DIR_PREFIX}*"):
+        parts = run_dir.name.split("-", 3)  # clusterprof-<uid>-<boot>-<job>
+        pid = find_recorder(run_dir) if len(parts) == 4 else None
+        with contextlib.suppress(OSError):
+            if pid and os.lstat(run_dir).st_uid == os.stat(f"/proc/{pid}").st_uid:
+                recorders.append((pid, parts[3]))
+    return sorted(recorders)
 
 
 def ensure_run_dir(path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from clusterprof.agent.collectors.base import DeferredCollector
 from clusterprof.agent.linux.files import OpenFile
-from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
+from clusterprof.errors import DEVICES_RELEASED, DevicesChanged, NothingNew, Unavailable
 from clusterprof.signals import Signal
 from clusterprof.trace.schema import Columns, Event, Gap, Record, Rows
 from clusterprof.units import SECOND_NS
@@ -311,6 +311,8 @@ class CollectorRunner:
         self.interval_ns = interval_ns
         self.due_ns = 0
         self.status = "opening"
+        self.is_released = False
+        """True from `release` to `resume`: the loop leaves it alone."""
         self.on_change: Callable[[], None] = _skip_notification
         """Called when the collector is opened or closed."""
         self._note = note
@@ -476,6 +478,34 @@ class CollectorRunner:
             return []
         records, self._pending = self._pending, []
         return records
+
+    @property
+    def holds_device(self) -> bool:
+        """Return whether the collector, or its helper, keeps a device or its driver open."""
+        return bool(getattr(self.collector, "holds_device", self.collector.isolated))
+
+    def release(self, now_ns: int) -> bool:
+        """Close the collector until `resume`; return False when its devices are none of the node's.
+
+        The reason becomes a gap, unless there already is one that no release changes: the library
+        is absent, or may not be used.
+        """
+        has_devices = self.status in ("available", "opening", "failed")
+        if self.status == "available" and isinstance(self._batch, SampleBatch):
+            # Else the last values would hold on.
+            self._parse_readings()
+            self._batch.add(now_ns, [DEVICES_RELEASED] * len(self._columns))
+        self._close()  # in every status: a helper may still be looking for its devices
+        self.is_released = True
+        if has_devices:
+            self.status = "failed"
+            self._reasons.set_for_collector(now_ns, DEVICES_RELEASED)
+        return has_devices
+
+    def resume(self, now_ns: int) -> None:
+        """Let the loop open the collector again at its next turn."""
+        self.is_released = False
+        self.due_ns = now_ns
 
     def close(self) -> None:
         """Close the collector for good; exceptions it raises are only logged."""

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterprof.agent.options import parse_metrics_target
+from clusterprof.agent.options import RecordingRequest, parse_metrics_target
 from clusterprof.errors import UsageError
 from clusterprof.trace.live_files import (
     METRICS_LOG_NAME,
@@ -27,6 +27,7 @@ from clusterprof.trace.live_files import (
     is_wanted,
     remove_live_files,
 )
+from clusterprof.trace.schema import Header
 
 CHECK_NS = 5_000_000_000
 """Time between two looks for a mark, ns."""
@@ -191,6 +192,23 @@ class MetricsHelper(LiveHelper):
             for path in (*self._textfiles, str(self._folder / METRICS_STATE_NAME)):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+
+
+def build_live_helpers(
+    request: RecordingRequest, folder: Path, header: Header
+) -> dict[str, LiveHelper]:
+    """Build the helpers that settle what is recorded, by name; none is started."""
+    helpers: dict[str, LiveHelper] = {}
+    if request.plan.recording.get("live_helper", 1):
+        helpers[HELPER_NAME] = ViewerHelper(folder)
+    if request.plan.metrics:
+        targets = name_textfiles(
+            request.plan.metrics,
+            {"job": request.job, "node": header.node.get("display") or header.node["hostname"]},
+        )
+        period_s = request.plan.recording.get("metrics_interval_s", 15)
+        helpers[METRICS_HELPER_NAME] = MetricsHelper(folder, targets, period_s)
+    return helpers
 
 
 def name_textfiles(targets: Sequence[str], names: Mapping[str, str]) -> list[str]:

@@ -227,7 +227,8 @@ class RateGroup:
                 reader.tick(now_ns)
             soonest_ns = wake_ns = reader.due_ns
         for runner in self._separate:
-            if now_ns >= runner.due_ns:
+            # One whose device was released stays due, so that it is opened at once on request.
+            if now_ns >= runner.due_ns and not runner.is_released:
                 t_ns = clock.now_ns()  # earlier collectors of this tick took time
                 runner.due_ns = schedule.advance(runner.due_ns, t_ns, runner.interval_ns, 1)
                 runner.tick(t_ns)

@@ -57,14 +57,11 @@ from clusterprof.agent.processes.registry import (
 from clusterprof.agent.processes.span_rings import SpanRings
 from clusterprof.agent.sampling import inventory
 from clusterprof.agent.sampling.collector_runner import CollectorRunner, ErrorLogger
+from clusterprof.agent.sampling.device_release import DeviceRelease
 from clusterprof.agent.sampling.live_helpers import (
-    HELPER_NAME,
-    METRICS_HELPER_NAME,
     LiveHelper,
-    MetricsHelper,
-    ViewerHelper,
+    build_live_helpers,
     describe_metrics_targets,
-    name_textfiles,
 )
 from clusterprof.agent.sampling.scheduler import (
     NEVER_NS,
@@ -225,8 +222,12 @@ class Service:
         collectors: Sequence[type[Any]],
         wake: int,
         note: ErrorLogger,
+        count_device_requests: Callable[[int], int],
     ) -> None:
-        """Create the collectors; `wake` is a descriptor that becomes readable on a signal."""
+        """Create the collectors; `wake` is a descriptor that becomes readable on a signal.
+
+        count_device_requests: as in `DeviceRelease`.
+        """
         proc = str(request.roots.proc)
         self._order = request
         self._registry = Registry(request.run_dir, proc)
@@ -245,6 +246,7 @@ class Service:
         self._live: dict[str, LiveHelper] = {}
         self._runners: list[CollectorRunner] = []
         self._runners = self._build(collectors)
+        self._device_release = DeviceRelease(self._runners, count_device_requests)
 
     def run(
         self, stop_reason: Callable[[], str], on_start: Callable[[RecordingStarted], None]
@@ -270,7 +272,7 @@ class Service:
         stop_condition = _StopCondition(request, self._registry, start.monotonic_ns, stop_reason)
         budget = Budget(request.plan.hz, clock.now_ns(), clock.cpu_ns())
         tick_ns = min(_MAX_TICK_NS, round(1e9 / request.plan.hz))
-        self._live = _build_live_helpers(request, folder, header)
+        self._live = build_live_helpers(request, folder, header)
         sources = self._make_sources(folder)
         segment = writer.segment
         collect_ns = start.monotonic_ns + _GARBAGE_INTERVAL_NS
@@ -316,6 +318,7 @@ class Service:
         hang_after_ns = plan.recording.get("hang_after_ns")
         autopsies = HangCollector(run_dir, folder, self._rings, proc, hang_after_ns, plan.on_hang)
         unguarded = (
+            self._device_release,
             self._registry,
             self._rings,
             ProcessGroupReader(run_dir),
@@ -490,23 +493,6 @@ class _StopCondition:
 
         self._has_removed_run_dir = remove_unused_run_dir(self._order.run_dir, has_processes)
         return self._has_removed_run_dir
-
-
-def _build_live_helpers(
-    request: RecordingRequest, folder: Path, header: Header
-) -> dict[str, LiveHelper]:
-    """Build the helpers that settle what is recorded, by name; none is started."""
-    helpers: dict[str, LiveHelper] = {}
-    if request.plan.recording.get("live_helper", 1):
-        helpers[HELPER_NAME] = ViewerHelper(folder)
-    if request.plan.metrics:
-        targets = name_textfiles(
-            request.plan.metrics,
-            {"job": request.job, "node": header.node.get("display") or header.node["hostname"]},
-        )
-        period_s = request.plan.recording.get("metrics_interval_s", 15)
-        helpers[METRICS_HELPER_NAME] = MetricsHelper(folder, targets, period_s)
-    return helpers
 
 
 def _is_collector_possible(kind: Any, roots: Roots) -> bool:

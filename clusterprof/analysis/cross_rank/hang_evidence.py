@@ -148,7 +148,7 @@ _MAX_NOTES = 4
 _MAX_COMMUNICATORS = 1000
 _MAX_NAMED = 3
 _MAX_LINES = 6
-_READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
 def describe_ras(nodes: Sequence[NodeResult]) -> list[str]:

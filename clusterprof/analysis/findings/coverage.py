@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.job.ranks import format_ranges
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.observations import FailedExit
+from clusterprof.errors import DEVICES_RELEASED
 from clusterprof.probe import layout
 from clusterprof.report.model import CoverageGap
 from clusterprof.signals.host import is_absence_normal
@@ -76,7 +77,7 @@ def list_coverage_gaps(
     for node in nodes:
         for blind in _report_lost_records(node):
             gaps[(blind.what, blind.message)] = blind
-        for gap in node.loaded.gaps:
+        for gap in _list_gaps(node):
             if _is_elsewhere(node, gap) and (
                 gap.collector.startswith("gpu_") or nodes_by_collector[gap.collector] == all_nodes
             ):
@@ -101,6 +102,51 @@ def list_coverage_gaps(
     coverage_gaps = sorted(gaps.values(), key=lambda b: (b.kind != "lost", b.what, b.message))
     coverage_gaps += _report_unverified_busy_time(ranks)
     return (*lost, *coverage_gaps, *_report_unmatched(unmatched), *_report_unchecked_causes(ranks))
+
+
+def _list_gaps(node: NodeResult) -> Iterator[Gap]:
+    """Yield the gaps of a node; those of released devices state when each release was."""
+    periods = _find_release_periods(node.loaded.events)
+    for gap in node.loaded.gaps:
+        if not (gap.message == DEVICES_RELEASED.message and gap.collector in periods):
+            yield gap
+    start_ns = int(node.loaded.header.started.get("monotonic_ns", 0))
+    for collector, times in periods.items():
+        texts = [_format_period(since_ns, until_ns, start_ns) for since_ns, until_ns in times]
+        if len(texts) > _MAX_PERIODS:
+            texts[_MAX_PERIODS:] = [f"and {len(texts) - _MAX_PERIODS} more times"]
+        since_ns, until_ns = times[-1]
+        remedy = DEVICES_RELEASED.remedy if until_ns is None else ""
+        message = f"{DEVICES_RELEASED.message} {', '.join(texts)}"
+        yield Gap(since_ns, collector, "", "", DEVICES_RELEASED.kind, message, remedy)
+
+
+_MAX_PERIODS = 4  # listed of a collector
+
+
+def _find_release_periods(events: Sequence[Event]) -> dict[str, list[tuple[int, int | None]]]:
+    """Find by collector when its devices were released: (since, until) in ns.
+
+    None = they were to the end of the recording.
+    """
+    periods: dict[str, list[tuple[int, int | None]]] = {}
+    for event in events:
+        if event.kind not in ("devices-released", "devices-resumed"):
+            continue
+        collectors = event.attributes.get("collectors")
+        for collector in collectors if isinstance(collectors, list | tuple) else ():
+            if event.kind == "devices-released":
+                periods.setdefault(str(collector), []).append((event.t_ns, None))
+            elif str(collector) in periods:
+                since_ns, _ = periods[str(collector)][-1]
+                periods[str(collector)][-1] = since_ns, event.t_ns
+    return periods
+
+
+def _format_period(since_ns: int, until_ns: int | None, start_ns: int) -> str:
+    """Format a period as seconds since the start of the recording. All in ns."""
+    until = "the end" if until_ns is None else f"{(until_ns - start_ns) / 1e9:,.1f} s"
+    return f"from {(since_ns - start_ns) / 1e9:,.1f} s to {until}"
 
 
 _MIN_UNVERIFIED_RATIO = 0.01  # of the time in steps

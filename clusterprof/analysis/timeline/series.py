@@ -33,6 +33,10 @@ from numpy.typing import NDArray
 
 from clusterprof import signals
 from clusterprof.analysis.timeline.model import Float, Int, Rank, Series
+from clusterprof.errors import DEVICES_RELEASED
+
+HELPER_RESTARTED = "helper-restarted"
+"""The event after which a collector's helper process counts from 0 again."""
 
 
 def compute_increase(series: Series, start_ns: Int, end_ns: Int) -> Float:
@@ -281,13 +285,34 @@ def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     if total is not None and total.t_ns.size:
         measured = ~np.isnan(total.values)
         # A counter needs no reading in between: the next one still contains all of it.
-        t_ns, busy_ns = total.t_ns[measured], total.values[measured]
+        t_ns = total.t_ns[measured]
+        busy_ns = _reset_at_restarts(rank, t_ns, total.values[measured])
         until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
         return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
     ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))
     if ratio is None or not rank.device:
         return np.zeros(0, np.int64), np.zeros(0)
     return ratio.t_ns, _sum_busy_ratio(ratio)
+
+
+def _reset_at_restarts(rank: Rank, t_ns: Int, busy_ns: Float) -> Float:
+    """Let cumulative busy time decrease where the device's collector was opened again.
+
+    A device that was released, or whose helper died or hung, is counted from 0 again: two equal
+    totals around that do not mean that it was idle. t_ns int64[n], busy_ns float64[n], ns; returns
+    float64[n].
+    """
+    chunk = rank.chunk
+    restarts_ns = {event.t_ns for event in chunk.events if event.kind == HELPER_RESTARTED}
+    restarts_ns |= {
+        gap.t_ns
+        for gap in chunk.gaps
+        if gap.message == DEVICES_RELEASED.message and gap.device in ("", rank.device)
+    }
+    if not restarts_ns or not t_ns.size:
+        return busy_ns
+    restarts = np.searchsorted(np.asarray(sorted(restarts_ns), np.int64), t_ns)
+    return busy_ns - restarts * (float(np.ptp(busy_ns)) + 1.0)
 
 
 def _move_to_driver_times(t_ns: Int, busy_ns: Float, until: Series) -> tuple[Int, Float]:

@@ -14,7 +14,7 @@ import pytest
 from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
-from clusterprof.errors import DevicesChanged, Unavailable
+from clusterprof.errors import DevicesChanged, NothingNew, Unavailable
 from tests.support.nvml.healthy import MEANS, NAMES_WITH_GPM
 from tests.support.nvml.isolated_gpus import (
     LIVENESS_SECONDS,
@@ -163,9 +163,40 @@ def test_a_helper_exits_only_after_a_driver_call_returns(tmp_path: Path) -> None
     child = rig.collector._abandoned[0]
     time.sleep(0.5)
     assert not child.reap()  # still inside: its pipe is closed, and nobody killed it
+    assert rig.collector.list_ending_pids() == [child.pid]
     rig.scenario.write()
     wait_for_exit({child.pid})
     assert child.exit_signal == 0
+    assert rig.collector.list_ending_pids() == []
+
+
+def test_a_signal_meant_for_the_recorder_does_not_end_a_helper(rig: IsolatedGpuRig) -> None:
+    rig.collector.open()
+    rig.tick_until(lambda values: is_read(first(values)))
+    pid = rig.collector.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGUSR2)
+    taken = rig.collector.sampled_ns
+    rig.tick_until(lambda values: is_read(first(values)) and rig.collector.sampled_ns > taken)
+    assert rig.collector.pid == pid
+
+
+def test_a_closed_collector_opens_its_devices_again(rig: IsolatedGpuRig) -> None:
+    columns = rig.collector.open()
+    rig.tick_until(lambda values: is_read(first(values)))
+    rig.collector.close()
+    wait_for_exit(rig.pids)
+    assert rig.collector.pid is None
+    end = time.monotonic() + LIVENESS_SECONDS
+    again: list[Any] = []
+    while not again and time.monotonic() < end:
+        try:
+            again = list(rig.collector.open())
+        except NothingNew:
+            time.sleep(0.02)
+    assert again == list(columns)
+    rig.tick_until(lambda values: is_read(first(values)) and is_read(second(values)))
+    assert len(rig.pids) == 2
 
 
 def test_a_library_that_hangs_at_start_keeps_the_same_helper(rig: IsolatedGpuRig) -> None:

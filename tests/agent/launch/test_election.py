@@ -15,6 +15,7 @@ from clusterprof.agent.launch.election import (
     choose_base,
     ensure_run_dir,
     join_recorder,
+    list_recorders,
     read_small_json,
     remove_stale_run_dirs,
     remove_unused_run_dir,
@@ -223,3 +224,32 @@ def test_an_incompletely_written_file_is_an_error_with_a_path(tmp_path: Path) ->
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert path.read_bytes() == b"{}"
     assert os.listdir(tmp_path) == ["1.json"]
+
+
+def test_recorders_that_run_are_listed_with_their_job(tmp_path: Path) -> None:
+    own_ticks = int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
+    jobs = {
+        "train-7": f"{os.getpid()} {own_ticks}\n",
+        "ended": f"{os.getpid()} {own_ticks + 1}\n",  # another process had this pid
+        "gone": "4194305 1\n",  # above the highest pid
+        "broken": "none\n",
+    }
+    for job, content in jobs.items():
+        folder = build_run_dir_path(tmp_path, "abcd1234", job)
+        folder.mkdir()
+        (folder / "agent.pid").write_text(content)
+    build_run_dir_path(tmp_path, "abcd1234", "starts").mkdir()
+    fifo = build_run_dir_path(tmp_path, "abcd1234", "fifo")
+    fifo.mkdir()
+    os.mkfifo(fifo / "agent.pid")  # planted: reading it must not wait
+    assert list_recorders(tmp_path) == [(os.getpid(), "train-7")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user: root")
+def test_a_folder_of_another_user_names_no_process_of_ours(tmp_path: Path) -> None:
+    own_ticks = int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
+    folder = build_run_dir_path(tmp_path, "abcd1234", "train-7")
+    folder.mkdir()
+    (folder / "agent.pid").write_text(f"{os.getpid()} {own_ticks}\n")
+    os.chown(folder, 65534, 65534)
+    assert list_recorders(tmp_path) == []

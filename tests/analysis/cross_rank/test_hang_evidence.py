@@ -101,6 +101,7 @@ def test_errors_of_an_older_nccl_version_are_shown() -> None:
         GREETING + "{" + '"a":{' * 100_000,
         GREETING + '{"communicators": 3}',
         GREETING + '{"communicators": [{"size": "x"}]}',
+        GREETING + '{"communicators": [{"size": 1e999, "hash": 0, "ranks": []}]}',
         GREETING + '{"communicators": [{"size": 2, "hash": 0, "ranks": [1]}]}',
         answer(communicator([{"rank": 0, "collective_counts": {"AllReduce": "many"}}])),
     ],

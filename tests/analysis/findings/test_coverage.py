@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from clusterprof.analysis.findings.coverage import list_coverage_gaps
+from clusterprof.errors import DEVICES_RELEASED
 from clusterprof.trace.reader import Damage, SkippedInput
-from clusterprof.trace.schema import Gap
+from clusterprof.trace.schema import Event, Gap
 from tests.support.builders import make_header
 
 AMD = {"id": "GPU-1f", "vendor": "amd", "emulated": False}
@@ -18,7 +19,11 @@ EMULATED = {"id": "emulated-0", "emulated": True}
 
 def node(name: str, devices: list[dict[str, Any]], *gaps: Gap) -> Any:
     loaded = SimpleNamespace(
-        header=replace(make_header(), devices=devices), gaps=gaps, damage=Damage(), dropped_spans=0
+        header=replace(make_header(), devices=devices),
+        gaps=gaps,
+        damage=Damage(),
+        dropped_spans=0,
+        events=(),
     )
     return SimpleNamespace(loaded=loaded, facts=SimpleNamespace(name=name))
 
@@ -36,6 +41,43 @@ def unseen(devices: list[dict[str, Any]], *gaps: Gap) -> list[tuple[str, str]]:
 
 def gap(collector: str, kind: Any, message: str, signal: str = "", device: str = "") -> Gap:
     return Gap(5, collector, signal, device, kind, message, "")
+
+
+RELEASED = gap("gpu_amd", "failed", DEVICES_RELEASED.message)
+
+
+def released(*events: tuple[float, str]) -> list[tuple[str, str, str]]:
+    """Gaps of a node whose recording began at 2 s and that had these (time, event)."""
+    made = node("node-1", [AMD], RELEASED)
+    made.loaded.header = replace(made.loaded.header, started={"monotonic_ns": 2 * 10**9})
+    made.loaded.events = tuple(
+        Event(round(seconds * 1e9), kind, {"collectors": ["gpu_amd"]}) for seconds, kind in events
+    )
+    gaps = list_coverage_gaps([made], [], {}, [])
+    return [(gap.what, gap.message, gap.remedy) for gap in gaps if gap.what == "gpu_amd"]
+
+
+OFF, ON = "devices-released", "devices-resumed"
+
+
+def test_a_release_of_devices_is_reported_with_its_times() -> None:
+    twice = "from 1.5 s to 10.0 s, from 20.0 s to the end"
+    assert released((3.5, OFF), (12.0, ON)) == [
+        ("gpu_amd", "released on SIGUSR2 from 1.5 s to 10.0 s", "")
+    ]
+    assert released((3.5, OFF), (12.0, ON), (22.0, OFF)) == [
+        ("gpu_amd", f"released on SIGUSR2 {twice}", "send SIGUSR2 to the recorder again")
+    ]
+
+
+def test_of_many_releases_the_first_are_listed() -> None:
+    events = [(2 + n + half / 2, (OFF, ON)[half]) for n in range(6) for half in (0, 1)]
+    shown = ", ".join(f"from {n}.0 s to {n}.5 s" for n in range(4))
+    assert released(*events) == [("gpu_amd", f"released on SIGUSR2 {shown}, and 2 more times", "")]
+
+
+def test_a_release_whose_events_are_missing_is_reported_without_times() -> None:
+    assert released() == [("gpu_amd", "released on SIGUSR2", "")]
 
 
 NO_NFS = gap("mounts", "absent", "no NFS file system is mounted")

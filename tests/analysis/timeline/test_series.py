@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from clusterprof.analysis.timeline import series
 from clusterprof.analysis.timeline.model import Rank
+from clusterprof.errors import DEVICES_RELEASED
+from clusterprof.trace.schema import Event, Gap
 from tests.support.builders import make_counter, make_gauge, make_process, make_rank, to_ns_array
 
 NAN = float("nan")
@@ -155,6 +159,38 @@ def test_a_missing_busy_total_is_left_out() -> None:
     until = make_gauge([1.0, 1.1, 1.2], [0.97e9, 1.07e9, 1.17e9])
     t_ns, busy_ns = series.get_busy_readings(device_with(busy=busy, until=until))
     assert (t_ns.tolist(), busy_ns.tolist()) == (to_ns_array([0.97, 1.17]).tolist(), [0, 8])
+
+
+def test_equal_totals_around_a_release_are_no_idle_time() -> None:
+    # Idle until the device was released at 1.15 s; opened again, its collector counts from 0.
+    busy = make_counter([1.0, 1.1, 5.0, 5.1], [0, 0, 0, 30])
+    rank = device_with(busy=busy)
+    released = Gap(int(1.15e9), "gpu_nvidia", "", "", "failed", DEVICES_RELEASED.message, "")
+    of_another = Gap(int(1.05e9), "gpu_nvidia", "", "gpu-1", "failed", DEVICES_RELEASED.message, "")
+    for gaps in ((released,), (released, released, of_another)):
+        chunk = replace(rank.chunk, gaps=gaps)
+        _, busy_ns = series.get_busy_readings(replace(rank, chunk=chunk))
+        growth = np.diff(busy_ns)
+        assert (growth[0], growth[2]) == (0, 30)
+        assert growth[1] < 0  # not measured
+
+
+def test_equal_totals_around_a_restart_of_the_helper_are_no_idle_time() -> None:
+    busy = make_counter([1.0, 1.1, 5.0, 5.1], [0, 20, 20, 50])
+    rank = device_with(busy=busy)
+    restarted = Event(int(4.9e9), series.HELPER_RESTARTED, {"collector": "gpu_nvidia"})
+    chunk = replace(rank.chunk, events=(restarted,))
+    growth = np.diff(series.get_busy_readings(replace(rank, chunk=chunk))[1])
+    assert (growth[0], growth[2]) == (20, 30)
+    assert growth[1] < 0  # not measured
+
+
+def test_a_reading_that_failed_for_a_moment_costs_no_busy_time() -> None:
+    busy = make_counter([1.0, 1.1, 1.2], [0, NAN, 8])
+    failed = Gap(int(1.1e9), "gpu_nvidia", "", "", "failed", "no answer yet", "")
+    rank = device_with(busy=busy)
+    rank = replace(rank, chunk=replace(rank.chunk, gaps=(failed,)))
+    assert series.get_busy_readings(rank)[1].tolist() == [0, 8]
 
 
 def test_a_mean_ends_where_the_drivers_period_does() -> None:

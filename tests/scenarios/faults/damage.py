@@ -25,7 +25,7 @@ from typing import Any
 from clusterprof.trace.reader import DamageCounter, NodeReader, Scanner
 from clusterprof.trace.segments import format_segment_name
 from tests.scenarios.faults.model import Fault, Trial
-from tests.scenarios.fuzz.forge import MUTATIONS, read_raw_frames, write_raw_frames
+from tests.scenarios.fuzz.forge import forge_segment, join_raw_frames, read_raw_frames
 from tests.support.trace_samples import (
     find_frame_boundaries,
     make_second,
@@ -72,7 +72,7 @@ def damage_recording(folder: Path, number: int) -> Trial:
 
 def forge_recording(folder: Path, number: int) -> Trial:
     """Change what valid frames hold; then every command."""
-    return _run_commands(folder, number, MUTATIONS)
+    return _run_commands(folder, number, (forge_segment,))
 
 
 def _run_commands(folder: Path, number: int, mutations: Sequence[Callable[..., None]]) -> Trial:
@@ -183,16 +183,16 @@ def overwrite(path: Path, draw: random.Random) -> None:
 
 def repeat(path: Path, draw: random.Random) -> None:
     """Write some frames twice."""
-    frames = read_raw_frames(path)
+    frames = read_raw_frames(path.read_bytes())
     start = draw.randrange(len(frames) + 1)
-    write_raw_frames(path, [*frames, *frames[start:]])
+    path.write_bytes(join_raw_frames([*frames, *frames[start:]]))
 
 
 def reorder(path: Path, draw: random.Random) -> None:
     """Shuffle the frames, or leave some out."""
-    frames = read_raw_frames(path)
+    frames = read_raw_frames(path.read_bytes())
     draw.shuffle(frames)
-    write_raw_frames(path, frames[: draw.randrange(len(frames) + 1)])
+    path.write_bytes(join_raw_frames(frames[: draw.randrange(len(frames) + 1)]))
 
 
 def rename(path: Path, draw: random.Random) -> None:

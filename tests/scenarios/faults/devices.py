@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from clusterprof.analysis.pipeline import analyze
-from clusterprof.trace.schema import Columns, Gap, Record
+from clusterprof.errors import DEVICES_RELEASED
+from clusterprof.trace.schema import Columns, Event, Gap, Record
 from tests.scenarios.faults.model import Fault, Trial
 from tests.scenarios.faults.rig import (
     RecordedJob,
@@ -47,6 +51,9 @@ LIES = (
     "0 GetComputeRunningProcesses = 4294967295:18446744073709551615",
 )
 MAX_WATTS = 100_000.0
+RELEASED_AT_MOST_S = 2.0
+RELEASE_TROUBLES = ("", "* GetPowerUsage slow 400000", "", "0 GetPowerUsage hang")
+"""What the driver does at that moment: nothing, a slow call, a call that does not return."""
 
 
 def hang_driver(folder: Path, number: int) -> Trial:
@@ -159,6 +166,92 @@ def find_impossible(record: Record) -> list[str]:
     return wrong
 
 
+def release_devices(folder: Path, number: int) -> Trial:
+    """Ask the recorder to let go of its devices, and later to open them again."""
+    scenario, variables = simulate_driver(folder)
+    device = folder / "nvidia0"
+    device.touch()
+    trouble = RELEASE_TROUBLES[number % len(RELEASE_TROUBLES)]
+    with RecordedJob(folder, number, FAKENVML_DEVICE=str(device), **variables) as job:
+        job.wait_for_rings()
+        agent = job.find_recorder()
+        wait_until(lambda: list_times(read_recording(job.out)[0], "gpu_nvidia"))
+        time.sleep(draw_pause(number, 0, 1.0))
+        scenario.write(trouble)
+        time.sleep(0.3)  # so that a call is under way
+        (helper,) = list_holders(device)
+        began_s = time.monotonic()
+        os.kill(agent, signal.SIGUSR2)
+        if "hang" in trouble:
+            time.sleep(TROUBLE_S)
+            assert list_holders(device) == [helper], "a helper inside a driver call has ended"
+            wait_until(lambda: list_events(job.out, "devices-still-held"))
+            scenario.write()
+            began_s = time.monotonic()  # from here on nothing keeps it
+        wait_until_released(device)
+        took_s = time.monotonic() - began_s
+        end_s = time.monotonic() + TROUBLE_S
+        while time.monotonic() < end_s:
+            assert not list_holders(device), "a device was opened again without a second signal"
+            time.sleep(0.02)
+        os.kill(agent, signal.SIGUSR2)
+        (resumed,) = wait_until(lambda: list_events(job.out, "devices-resumed"))
+        wait_until(lambda: is_read_again(job.out, resumed.t_ns))
+        job.end()
+        wait_until_gone(agent)
+    check_release(job.out)
+    assert took_s <= RELEASED_AT_MOST_S, f"the device was held for {took_s:.1f} s"
+    return Trial(round(took_s, 2))
+
+
+def is_read_again(out: Path, since_ns: int) -> bool:
+    """Return whether both devices have been read since then."""
+    records, _ = read_recording(out)
+    return all(max(list_device_times(records, make_uuid(n))) > since_ns for n in (0, 1))
+
+
+def list_holders(device: Path) -> list[int]:
+    """Return the processes that have a file open, as `fuser` does."""
+    pids = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) == str(device):
+                pids.append(int(link.parts[2]))
+    return sorted(set(pids))
+
+
+def wait_until_released(device: Path) -> None:
+    """Wait until no process has the device open."""
+    try:
+        wait_until(lambda: not list_holders(device))
+    except AssertionError:
+        raise AssertionError("the device stayed open") from None
+
+
+def check_release(out: Path) -> None:
+    """Check that released devices have no values and a reason, and that all else goes on."""
+    records, _ = read_recording(out)
+    times = {event.kind: event.t_ns for event in records if isinstance(event, Event)}
+    began_ns, ended_ns = times["devices-released"], times["devices-resumed"]
+    ticks = (ended_ns - began_ns) / TICK_NS
+    cpu = [t for t in list_times(records) if began_ns <= t < ended_ns]
+    assert len(cpu) >= ticks / 3, f"{len(cpu)} of {ticks:.0f} samples of the CPUs"
+    gaps = {
+        (gap.collector, gap.message)
+        for gap in records
+        if isinstance(gap, Gap) and began_ns <= gap.t_ns < ended_ns
+    }
+    assert gaps == {("gpu_nvidia", DEVICES_RELEASED.message)}, f"gaps meanwhile: {sorted(gaps)}"
+    for index in (0, 1):
+        sampled = list_device_times(records, make_uuid(index))
+        inside = [t for t in sampled if began_ns < t < ended_ns]
+        assert not inside, f"{len(inside)} samples of a device that was released"
+        assert max(sampled) > ended_ns, "no sample of a device that was opened again"
+    messages = [gap.message for gap in analyze(out).coverage_gaps if gap.what == "gpu_nvidia"]
+    is_reported = [text.startswith(f"{DEVICES_RELEASED.message} from ") for text in messages]
+    assert is_reported == [True], f"the report states: {messages}"
+
+
 FAULTS = (
     Fault(
         "driver-hangs",
@@ -200,5 +293,15 @@ FAULTS = (
         "impossible values recorded",
         "lies",
         at_once=4,
+    ),
+    Fault(
+        "device-release",
+        "a user asks the recorder to let go of the GPUs, and later to open them again",
+        "SIGUSR2 at a random moment, also while a driver call is slow or hangs",
+        release_devices,
+        16,
+        200,
+        "s until no process of ours had a device open",
+        at_once=2,
     ),
 )

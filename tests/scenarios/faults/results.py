@@ -1,4 +1,4 @@
-"""The stored results: one entry per fault and per test file, each with its date and machine."""
+"""The stored results: an entry per fault, test file and mutated format, with date and machine."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def store_outcome(path: Path, fault: Fault, values: Mapping[str, Any]) -> None:
     """Replace the entry of a fault."""
     document = load_results(path)
     document["faults"][fault.name] = {**describe_run(), **values}
+    write_results(path, document)
+
+
+def store_mutations(path: Path, name: str, counts: Mapping[str, Any]) -> None:
+    """Replace the entry of a format whose files were mutated."""
+    document = load_results(path)
+    document.setdefault("mutations", {})[name] = {**describe_run(), **counts}
     write_results(path, document)
 
 

@@ -167,19 +167,27 @@ def open_sockets(folder: Path, number: int) -> Trial:
     with RecordedJob(folder, number) as job:
         job.wait_for_rings()
         agent = job.find_recorder()
-        time.sleep(5.0)  # a helper that listens would have started
-        inodes = {
-            os.readlink(link).removeprefix("socket:[").removesuffix("]")
-            for pid in (agent, *list_children(agent))
-            for link in Path(f"/proc/{pid}/fd").iterdir()
-            if os.path.islink(link) and os.readlink(link).startswith("socket:")
-        }
-        netlink = {line.split()[9] for line in _read_table("/proc/net/netlink")}
+        time.sleep(5.0)  # a helper that listens would have been started
+        end_s = time.monotonic() + PATIENCE_S
+        others = _list_sockets(agent)
+        while list_children(agent) and not others and time.monotonic() < end_s:
+            time.sleep(0.5)  # on a busy machine it takes long until it listens
+            others = _list_sockets(agent)
         job.end()
         wait_until_gone(agent)
-    others = inodes - netlink
     assert not others, f"{len(others)} sockets that are not of netlink"
     return Trial(0.0)
+
+
+def _list_sockets(agent: int) -> set[str]:
+    """Return the sockets of the recorder and its helpers that are not of netlink."""
+    inodes = {
+        os.readlink(link).removeprefix("socket:[").removesuffix("]")
+        for pid in (agent, *list_children(agent))
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if os.path.islink(link) and os.readlink(link).startswith("socket:")
+    }
+    return inodes - {line.split()[9] for line in _read_table("/proc/net/netlink")}
 
 
 def _read_table(path: str) -> list[str]:

@@ -35,38 +35,38 @@ Frame = tuple[int, int, int, bytes]
 """kind, schema, codec, payload."""
 
 
-def forge_bytes(path: Path, draw: random.Random) -> None:
+def forge_bytes(segment: bytes, draw: random.Random) -> bytes:
     """Change bytes of a frame and set its checksum right."""
-    frames = read_raw_frames(path)
+    frames = read_raw_frames(segment)
     if not frames:
-        return
+        return segment
     at = draw.randrange(len(frames))
     kind, schema, codec, payload = frames[at]
     data = bytearray(payload)
     for _ in range(draw.choice((1, 2, 8)) if data else 0):
         data[draw.randrange(len(data))] = draw.randrange(256)
     frames[at] = kind, schema, codec, bytes(data)
-    write_raw_frames(path, frames)
+    return join_raw_frames(frames)
 
 
-def forge_values(path: Path, draw: random.Random) -> None:
+def forge_values(segment: bytes, draw: random.Random) -> bytes:
     """Change values in the header of a frame: a number far away, another type, nothing."""
-    frames = read_raw_frames(path)
+    frames = read_raw_frames(segment)
     if not frames:
-        return
+        return segment
     at = draw.randrange(len(frames))
     kind, schema, codec, payload = frames[at]
     size = int.from_bytes(payload[:4], "little")
     try:
         header = msgspec.msgpack.decode(payload[4 : 4 + size])
     except (msgspec.DecodeError, ValueError):
-        return
+        return segment
     for _ in range(draw.choice((1, 1, 3))):
         header = replace_value(header, draw)
     encoded = msgspec.msgpack.encode(header)
     body = len(encoded).to_bytes(4, "little") + encoded + payload[4 + size :]
     frames[at] = kind, schema, codec, body
-    write_raw_frames(path, frames)
+    return join_raw_frames(frames)
 
 
 def replace_value(value: Any, draw: random.Random, depth: int = 0) -> Any:
@@ -85,12 +85,12 @@ def replace_value(value: Any, draw: random.Random, depth: int = 0) -> Any:
     return draw.choice((*NUMBERS, *words, None, True, [], {}, [[]], {"": {}}))
 
 
-def read_raw_frames(path: Path) -> list[Frame]:
+def read_raw_frames(segment: bytes) -> list[Frame]:
     """Return the frames of a segment, without checks of what they hold."""
-    data, frames, at = path.read_bytes(), [], 0
-    while at + HEAD.size <= len(data):
-        magic, size, checksum, kind, schema, codec, _ = HEAD.unpack_from(data, at)
-        rest = data[at + 12 : at + HEAD.size + size]
+    frames, at = [], 0
+    while at + HEAD.size <= len(segment):
+        magic, size, checksum, kind, schema, codec, _ = HEAD.unpack_from(segment, at)
+        rest = segment[at + 12 : at + HEAD.size + size]
         if magic != frame.MAGIC or zlib.crc32(rest) != checksum:
             break
         frames.append((kind, schema, codec, rest[4:]))
@@ -98,22 +98,22 @@ def read_raw_frames(path: Path) -> list[Frame]:
     return frames
 
 
-def write_raw_frames(path: Path, frames: Sequence[Frame]) -> None:
-    """Write frames with valid lengths and checksums."""
+def join_raw_frames(frames: Sequence[Frame]) -> bytes:
+    """Return a segment of frames with valid lengths and checksums."""
     out = []
     for kind, schema, codec, payload in frames:
         rest = struct.pack("<BBBB", kind, schema, codec, 0) + payload
         out.append(struct.pack("<4sII", frame.MAGIC, len(payload), zlib.crc32(rest)) + rest)
-    path.write_bytes(b"".join(out))
+    return b"".join(out)
 
 
 # --- records ---
 
 
-def forge_records(path: Path, draw: random.Random) -> None:
+def forge_records(segment: bytes, draw: random.Random) -> bytes:
     """Decode the frames, change one to three records, and encode them as the recorder does."""
     decoder, records = Decoder(), []
-    for kind, schema, codec, payload in read_raw_frames(path):
+    for kind, schema, codec, payload in read_raw_frames(segment):
         size = int.from_bytes(payload[:4], "little")
         source = frame.Frame(kind, schema, codec, payload[4 : 4 + size], payload[4 + size :])
         try:
@@ -121,17 +121,17 @@ def forge_records(path: Path, draw: random.Random) -> None:
         except frame.FrameError:
             continue
     if not records:
-        return
+        return segment
     for _ in range(draw.choice((1, 1, 2, 3))):
         at = draw.randrange(len(records))
         records[at] = forge_record(records[at], draw)
-    encoder = Encoder()
-    with path.open("wb") as file:
-        for record in records:
-            try:
-                file.write(b"".join(encoder.frames([record])))
-            except (ValueError, OverflowError, TypeError):
-                continue  # not even our own encoder writes it
+    encoder, frames = Encoder(), []
+    for record in records:
+        try:
+            frames += encoder.frames([record])
+        except (ValueError, OverflowError, TypeError):
+            continue  # not even our own encoder writes it
+    return b"".join(frames)
 
 
 def forge_record(record: Any, draw: random.Random) -> Any:
@@ -207,7 +207,7 @@ def _forge_whole(value: int, draw: random.Random, is_time: bool) -> int:
     return draw.choice(WHOLE)
 
 
-MUTATIONS: tuple[Callable[[Path, random.Random], None], ...] = (
+MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     forge_values,
     forge_values,
     forge_records,
@@ -221,4 +221,11 @@ def forge_recording(run: Path, number: int) -> None:
     draw = random.Random(number)
     segments = sorted(run.rglob("*.cpf"))
     for _ in range(draw.choice((1, 1, 2, 4))):
-        draw.choice(MUTATIONS)(draw.choice(segments), draw)
+        mutate = draw.choice(MUTATIONS)
+        path = draw.choice(segments)
+        path.write_bytes(mutate(path.read_bytes(), draw))
+
+
+def forge_segment(path: Path, draw: random.Random) -> None:
+    """Forge a segment where it lies."""
+    path.write_bytes(draw.choice(MUTATIONS)(path.read_bytes(), draw))

@@ -1,13 +1,16 @@
-"""Fuzz the importers: mutated seeds, in processes with limits; what is found is kept.
+"""Fuzz what reads files of others: mutated seeds, in processes with limits; findings are kept.
 
     python -m tests.scenarios.fuzz.run [--format NAME] [--inputs N] [--jobs J] [--state DIR]
+                                       [--store FILE]
 
 An input may end in records or in a clear refusal. Anything else is a finding: another error, more
-than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. Most are
-read from memory, some from files, and some go through the whole analysis (10 s). A run goes on
-where the one before stopped; the same number gives the same input. Findings lie below DIR, one
-file per defect with its trace beside it; mend the importer and copy the input to
-tests/analysis/importers/fuzzed/<format>/, where a test reads it from then on.
+than 2 s of CPU, more than 256 MiB beyond what the process had, the death of the process. The
+formats are those of all importers, and our own: recordings, rings, the run directory (own_formats).
+Most are read from memory, some from files, and some go through the whole analysis (10 s). A run
+goes on where the one before stopped; the same number gives the same input. Findings lie below DIR,
+one file per defect with its trace beside it; mend the importer and copy the input to
+tests/analysis/importers/fuzzed/<format>/, where a test reads it from then on. The counts are stored
+in bench/results/faults.json, from which `make docs` makes a table of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -32,17 +35,15 @@ from types import FrameType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from clusterprof.analysis.importers.registry import IMPORTERS
+from tests.scenarios.faults.results import STORE, store_mutations
+from tests.scenarios.fuzz.own_formats import OWN_FORMATS
 from tests.scenarios.fuzz.trial import (
-    SEEDS,
-    Case,
-    Inputs,
-    cases_in,
-    importer_named,
+    READ,
+    REFUSED,
+    UNKNOWN,
+    Format,
+    list_imported_formats,
     signature,
-    try_on_disk,
-    try_one,
-    try_whole,
 )
 
 SECONDS_AT_MOST = 2.0
@@ -53,6 +54,8 @@ BATCH = 10_000
 ON_DISK = 100  # one in so many is read from a file, the others from memory
 ANALYSED = 1_000  # one in so many goes through the whole analysis
 WHOLE_SECONDS_AT_MOST = 10.0
+ANALYSIS = "analysis: "
+"""Begins the outcomes of whole analyses."""
 LIMITED_ANEW = 256  # after so many the memory that a limit starts from is looked at again
 
 
@@ -63,33 +66,39 @@ class Hang(BaseException):
 def main() -> int:
     """Fuzz some formats; return 1 when anything was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--format", default="", help="name of one importer; all without it")
+    parser.add_argument("--format", default="", help="name of a format; all without it")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="per format, in all runs")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--state", type=Path, default=Path(".fuzz"))
+    parser.add_argument("--store", type=Path, default=STORE, help="file of the counts")
     asked = parser.parse_args()
-    names = [asked.format] if asked.format else [importer.name for importer in IMPORTERS]
+    formats: list[Format] = [*list_imported_formats(), *OWN_FORMATS]
+    chosen = [format_ for format_ in formats if asked.format in ("", format_.name)]
+    if not chosen:
+        parser.error(f"no format {asked.format}: {', '.join(item.name for item in formats)}")
     bad = 0
-    for name in names:
-        cases = cases_in(SEEDS / name)
-        if not cases:
-            print(f"{name}: no seeds in tests/analysis/importers/seeds/{name}")
+    for format_ in chosen:
+        if not format_.cases:
+            print(f"{format_.name}: no seeds in tests/analysis/importers/seeds/{format_.name}")
             bad = 1
             continue
-        bad |= Campaign(name, cases, asked.state, asked.inputs, asked.jobs).run()
+        campaign = Campaign(format_, asked.state, asked.inputs, asked.jobs)
+        bad |= campaign.run()
+        store_mutations(asked.store, format_.name, campaign.count_outcomes())
     return bad
 
 
 class Campaign:
     """All inputs of one format, over as many runs as it takes."""
 
-    def __init__(self, name: str, cases: list[Case], state: Path, inputs: int, jobs: int) -> None:
-        self.name, self.cases, self.inputs, self.jobs = name, cases, inputs, max(jobs, 1)
-        self.folder = state / name
+    def __init__(self, format_: Format, state: Path, inputs: int, jobs: int) -> None:
+        self.format, self.name = format_, format_.name
+        self.inputs, self.jobs = inputs, max(jobs, 1)
+        self.folder = state / self.name
         self.file = self.folder / "done.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         known = json.loads(self.file.read_text()) if self.file.is_file() else {}
-        self.of = Inputs(cases, name).of
+        self.of = format_.make_generator()
         self.done: int = known.get("inputs", 0)
         self.outcomes: Counter[str] = Counter(known.get("outcomes", {}))
         self.findings: Counter[str] = Counter(known.get("findings", {}))
@@ -97,10 +106,11 @@ class Campaign:
     def run(self) -> int:
         """Run what is left; return 1 when anything was ever found."""
         begun, at = time.monotonic(), self.done
-        for case in self.cases:  # what is imported on first use is there before processes begin
-            try_one(importer_named(self.name), case)
         with tempfile.TemporaryDirectory(prefix="clusterprof-fuzz-", dir=_memory()) as folder:
-            try_whole(self.cases[0], Path(folder))
+            # What is imported on first use is there before processes begin.
+            for case in self.format.cases:
+                self.format.read(case, Path(folder), False)
+            self.format.analyze(self.format.cases[0], Path(folder))
         gc.freeze()
         while self.done < self.inputs:
             rounds = min(self.jobs, -(-(self.inputs - self.done) // BATCH))
@@ -125,6 +135,18 @@ class Campaign:
         outcomes = ", ".join(f"{count:,} {what}" for what, count in sorted(self.outcomes.items()))
         return f"{self.name}: {self.done:,} inputs: {outcomes}; {len(self.findings)} findings"
 
+    def count_outcomes(self) -> dict[str, int]:
+        """Return how many inputs ended in which way, and how many defects they showed."""
+        return {
+            "inputs": self.done,
+            "read": self.outcomes[READ],
+            "refused": self.outcomes[REFUSED] + self.outcomes[UNKNOWN],
+            "analyzed": sum(
+                count for name, count in self.outcomes.items() if name.startswith(ANALYSIS)
+            ),
+            "defects": len(self.findings),
+        }
+
     def keep_finding(self, number: int, what: str, trace: str) -> None:
         """Keep a finding: the input that showed it first."""
         self.findings[what] += 1
@@ -133,7 +155,7 @@ class Campaign:
         place = self.folder / f"finding-{len(self.findings):03d}"
         place.mkdir(exist_ok=True)
         for name, data in self.of(number).files:
-            (place / name).write_bytes(data)
+            (place / name.replace("/", "-")).write_bytes(data)
         (place / "trace.log").write_text(f"input {number}: {what}\n{trace}")
 
     def _save(self) -> None:
@@ -213,7 +235,7 @@ class Worker:
 
     def _work(self, pipe: int) -> None:
         """In the child: try every input, and tell what was found."""
-        importer, of, shared = importer_named(self.campaign.name), self.campaign.of, self.shared
+        format_, of, shared = self.campaign.format, self.campaign.of, self.shared
         outcomes: Counter[str] = Counter()
         folder = Path(tempfile.mkdtemp(prefix="clusterprof-fuzz-", dir=_memory()))
         signal.signal(signal.SIGPROF, _alarm)
@@ -227,13 +249,10 @@ class Worker:
                     _limit()
                 signal.setitimer(signal.ITIMER_PROF, SECONDS_AT_MOST)  # anew for each
                 try:
-                    if number % ON_DISK:
-                        outcomes[try_one(importer, case)] += 1
-                    else:
-                        outcomes[try_on_disk(importer, case, folder)] += 1
+                    outcomes[format_.read(case, folder, number % ON_DISK == 0)] += 1
                     if number % ANALYSED == 0:
                         signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS_AT_MOST)
-                        outcomes[f"analysis: {try_whole(case, folder)}"] += 1
+                        outcomes[ANALYSIS + format_.analyze(case, folder)] += 1
                 except BaseException as error:  # whatever comes is what is looked for
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)

@@ -9,8 +9,10 @@ import pytest
 
 from clusterprof.analysis.importers.registry import IMPORTERS
 from tests.scenarios.fuzz.mutate import BYTES_AT_MOST, mutated
+from tests.scenarios.fuzz.own_formats import OWN_FORMATS, OwnFormat
 from tests.scenarios.fuzz.trial import (
     READ,
+    REFUSED,
     REGRESSIONS,
     SEEDS,
     Case,
@@ -40,6 +42,17 @@ def test_seeds_are_read_and_mutations_end_in_records_or_a_refusal(
     inputs = Inputs(cases, f"test-{name}")
     for number in range(FEW):
         try_one(importer, inputs.of(number))
+
+
+@pytest.mark.parametrize("own_format", OWN_FORMATS, ids=lambda own_format: own_format.name)
+def test_own_files_are_read_and_mutations_end_in_values_or_a_refusal(
+    own_format: OwnFormat, tmp_path: Path
+) -> None:
+    assert {own_format.read(case, tmp_path) for case in own_format.cases} == {READ}
+    generate = own_format.make_generator()
+    outcomes = {own_format.read(generate(number), tmp_path) for number in range(FEW)}
+    assert outcomes <= {READ, REFUSED}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("name", "case"), FOUND)

@@ -1,13 +1,14 @@
-"""One input to an importer: recognised, read, every record taken; and what came of it."""
+"""One input to a reader: recognised, read, every record taken; and what came of it."""
 
 from __future__ import annotations
 
 import random
 import traceback
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from clusterprof.analysis.importers.core.base import Account, Importer
 from clusterprof.analysis.importers.core.byte_sources import FileSource, open_sources
@@ -27,6 +28,57 @@ class Case:
 
     name: str
     files: tuple[tuple[str, bytes], ...]
+
+
+class Format(Protocol):
+    """A format that a campaign mutates."""
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        """The good files."""
+
+    def make_generator(self) -> Callable[[int], Case]:
+        """Return what gives the input of a number."""
+
+    def read(self, case: Case, folder: Path, on_disk: bool) -> str:
+        """Read an input; files lie in the folder for as long as it takes."""
+
+    def analyze(self, case: Case, folder: Path) -> str:
+        """Put an input through the whole analysis."""
+
+
+@dataclass(frozen=True)
+class ImportedFormat:
+    """A format of another tool."""
+
+    importer: Importer
+    cases: Sequence[Case]
+
+    @property
+    def name(self) -> str:
+        """Name of its importer."""
+        return self.importer.name
+
+    def make_generator(self) -> Callable[[int], Case]:
+        """Return what gives the input of a number: a good file, mutated."""
+        return Inputs(self.cases, self.name).of
+
+    def read(self, case: Case, folder: Path, on_disk: bool) -> str:
+        """Read an input from memory, or from the disk."""
+        return try_on_disk(self.importer, case, folder) if on_disk else try_one(self.importer, case)
+
+    def analyze(self, case: Case, folder: Path) -> str:
+        """Put an input through the whole analysis."""
+        return try_whole(case, folder)
+
+
+def list_imported_formats() -> list[ImportedFormat]:
+    """Return the formats of all importers, also of those without seeds."""
+    return [ImportedFormat(importer, cases_in(SEEDS / importer.name)) for importer in IMPORTERS]
 
 
 def importer_named(name: str) -> Importer:

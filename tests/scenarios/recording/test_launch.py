@@ -161,7 +161,7 @@ def test_signal_dispositions_and_mask_are_untouched(tmp_path: Path) -> None:
     assert done.stdout == plain.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_is_delivered_once(tmp_path: Path, job: str, number: signal.Signals) -> None:
     program = textwrap.dedent(f"""
         import signal, time

@@ -2,6 +2,7 @@
  *
  *   gcc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 sim.c
  *
+ * FAKENVML_DEVICE, if set, names a file that stays open from Init on, as a driver keeps /dev/nvidia0.
  * FAKENVML_CTL names the file; it is read again at every call. A line is
  *
  *   <device|*> <call|*> = <value> [<value>]     what the call returns (GetSamples: µs:percent …)
@@ -112,8 +113,14 @@ static int one64(void *h, const char *call, u64 *out) {
     return error;
 }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return gate(-1, "Init"); }
-int nvmlInit_v2(void) { return gate(-1, "Init"); }
+static int init(void) {
+    const char *device = getenv("FAKENVML_DEVICE");
+    if (device && open(device, O_RDONLY | O_CLOEXEC) < 0) return NOT_FOUND; /* held until exit */
+    return gate(-1, "Init");
+}
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return init(); }
+int nvmlInit_v2(void) { return init(); }
 int nvmlShutdown(void) { return gate(-1, "Shutdown"); }
 const char *nvmlErrorString(int code) { (void)code; return "an error"; }
 int nvmlSystemGetDriverVersion(char *v, unsigned n) { return text_value(-1, "DriverVersion", v, n); }

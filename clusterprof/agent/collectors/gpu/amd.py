@@ -113,6 +113,7 @@ class GpuAmdCollector:
 
     name: ClassVar[str] = "gpu_amd"
     isolated: ClassVar[bool] = False
+    holds_device: ClassVar[bool] = True
     interval_ns: ClassVar[int] = 100_000_000
 
     def __init__(

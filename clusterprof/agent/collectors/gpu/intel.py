@@ -87,6 +87,7 @@ class GpuIntelCollector:
 
     name: ClassVar[str] = "gpu_intel"
     isolated: ClassVar[bool] = False
+    holds_device: ClassVar[bool] = True
     interval_ns: ClassVar[int] = 100_000_000
 
     def __init__(
