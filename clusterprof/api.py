@@ -57,7 +57,7 @@ class RunReport(Report):
             raise UsageError(f"unknown table {table!r}", f"choose from {', '.join(_TABLES)}")
         names, rows = _TABLES[table]
         listed = rows(self)
-        return {name: [row[at] for row in listed] for at, name in enumerate(names)}
+        return {name: [row[column] for row in listed] for column, name in enumerate(names)}
 
     def to_arrow(self, table: str = "findings") -> pyarrow.Table:
         """Return a table as `pyarrow.Table` (see `list_columns`). Needs pyarrow."""
@@ -98,8 +98,8 @@ class RunReport(Report):
         file = Path(path)
         form = _FORMAT_BY_SUFFIX.get(file.suffix)
         if form is None:
-            known = ", ".join(_FORMAT_BY_SUFFIX)
-            raise UsageError(f"{file}: unknown suffix {file.suffix!r}", f"choose from {known}")
+            suffixes = ", ".join(_FORMAT_BY_SUFFIX)
+            raise UsageError(f"{file}: unknown suffix {file.suffix!r}", f"choose from {suffixes}")
         write_file(file, self.render(form).encode("utf-8"))
         return file
 
@@ -214,7 +214,7 @@ def _list_findings(report: Report) -> list[tuple[Any, ...]]:
 
 def _describe_finding(finding: Finding) -> tuple[Any, ...]:
     culprit = finding.culprits[0] if finding.culprits else None
-    place = finding.lines[0].place if finding.lines else None
+    location = finding.lines[0].place if finding.lines else None
     return (
         *(finding.cause.id, finding.cause.family, finding.cause.title),
         *(finding.lost_ns, finding.share_ratio, finding.upper_bound, finding.outside_steps),
@@ -224,7 +224,7 @@ def _describe_finding(finding: Finding) -> tuple[Any, ...]:
             if culprit
             else (None,) * 4
         ),
-        *((place.file, place.line, place.function) if place else (None,) * 3),
+        *((location.file, location.line, location.function) if location else (None,) * 3),
         finding.advice[0].what if finding.advice else None,
     )
 

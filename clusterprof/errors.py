@@ -86,22 +86,28 @@ class Unavailable(Exception):  # a value as much as an exception
     failed: it should work and did not.
     """
 
-    def __init__(self, kind: Kind, message: str, remedy: str = "") -> None:
+    def __init__(self, kind: Kind, message: str, remedy: str = "", by_user: bool = False) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.message = message
         self.remedy = remedy
+        self.by_user = by_user
+        """True if the user of the job can do what the remedy says, not only an administrator."""
 
     def __repr__(self) -> str:
-        return f"Unavailable({self.kind!r}, {self.message!r}, {self.remedy!r})"
+        return f"Unavailable({self.kind!r}, {self.message!r}, {self.remedy!r}, {self.by_user!r})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Unavailable):
             return NotImplemented
-        return (self.kind, self.message, self.remedy) == (other.kind, other.message, other.remedy)
+        return self.list_fields() == other.list_fields()
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.message, self.remedy))
+        return hash(self.list_fields())
+
+    def list_fields(self) -> tuple[Kind, str, str, bool]:
+        """List the arguments that build it again, to send it to another process."""
+        return self.kind, self.message, self.remedy, self.by_user
 
 
 DEVICES_RELEASED = Unavailable(
@@ -112,17 +118,19 @@ NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on
 """A value that two samples give: `doctor`, which takes one, does not report it as missing."""
 
 
-def convert_os_error(error: OSError, path: str, absent_remedy: str = "") -> Unavailable:
+def convert_os_error(
+    error: OSError, path: str, absent_remedy: str = "", by_user: bool = False
+) -> Unavailable:
     """Convert the error of reading a kernel file to `Unavailable`.
 
     ENOENT, ENOTDIR, ENODEV, ENXIO and EOPNOTSUPP are absent; EACCES and EPERM are denied;
-    all others are failed.
+    all others are failed. by_user: True if the user can do what `absent_remedy` says.
     """
     import errno
 
     absent = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP}
     if error.errno in absent:
-        return Unavailable("absent", f"{path}: {_format_reason(error)}", absent_remedy)
+        return Unavailable("absent", f"{path}: {_format_reason(error)}", absent_remedy, by_user)
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy = "run as the job's user or as root, or mount /proc without hidepid"
         return Unavailable("denied", f"{path}: permission denied", remedy)

@@ -48,8 +48,8 @@ def infer_unit(name: str) -> str:
             return unit
     if stem != name:
         return "count"
-    known = ", ".join(suffix for suffix, _ in UNIT_SUFFIXES)
-    raise ValueError(f"the name {name!r} does not end with its unit (one of {known}, or _total)")
+    suffixes = ", ".join(suffix for suffix, _ in UNIT_SUFFIXES)
+    raise ValueError(f"the name {name!r} does not end with its unit (one of {suffixes}, or _total)")
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -96,29 +96,29 @@ def load_profile(name_or_path: str | None, environ: Mapping[str, str], cwd: Path
     return Profile(selected or DEFAULT_ORIGIN, values, origins)
 
 
-def build_limits(profile: Profile, known: Mapping[str, type]) -> dict[str, Any]:
+def build_limits(profile: Profile, classes: Mapping[str, type]) -> dict[str, Any]:
     """Build one limits object per known cause id: the defaults of its dataclass, then the
     profile's.
 
-    known: cause id -> frozen dataclass whose field names carry units and whose defaults
+    classes: cause id -> frozen dataclass whose field names carry units and whose defaults
     give the types. A limit may be written with its unit ("250 ms").
     Raises: UsageError for an unknown cause or limit, or an invalid value.
     """
-    given: dict[str, dict[str, Any]] = {cause: {} for cause in known}
+    values_by_cause: dict[str, dict[str, Any]] = {cause: {} for cause in classes}
     for dotted, value in profile.values.items():
         section, _, rest = dotted.partition(".")
         if section != "limits":
             continue
         cause, _, name = rest.partition(".")
         where = profile.origins[dotted]
-        if cause not in known:
-            raise UsageError(f"{where}: unknown cause {cause!r}{format_suggestion(cause, known)}")
-        fields = {field.name: field for field in dataclasses.fields(known[cause])}
+        if cause not in classes:
+            raise UsageError(f"{where}: unknown cause {cause!r}{format_suggestion(cause, classes)}")
+        fields = {field.name: field for field in dataclasses.fields(classes[cause])}
         if name not in fields:
             hint = format_suggestion(name, fields)
             raise UsageError(f"{where}: the cause {cause} has no limit {name!r}{hint}")
-        given[cause][name] = read_limit(name, value, fields[name].default, where)
-    return {cause: known[cause](**arguments) for cause, arguments in given.items()}
+        values_by_cause[cause][name] = read_limit(name, value, fields[name].default, where)
+    return {cause: classes[cause](**arguments) for cause, arguments in values_by_cause.items()}
 
 
 def check_collectors(profile: Profile, known: Iterable[str]) -> None:

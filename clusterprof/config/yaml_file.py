@@ -30,9 +30,9 @@ class Key:
     parse: Callable[[Any], Any]
 
 
-def format_suggestion(word: str, known: Iterable[str]) -> str:
+def format_suggestion(word: str, candidates: Iterable[str]) -> str:
     """Return '; did you mean "x"?' for a word close to a known one, else the known words."""
-    choices = [str(choice) for choice in known]
+    choices = [str(choice) for choice in candidates]
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -187,14 +187,14 @@ def read_chain(name_or_path: str, folder: Path) -> ProfileValues:
     Raises: UsageError for a cycle, an unreadable profile, or an invalid key or value.
     """
     layers: list[ProfileValues] = []
-    seen: list[str] = []
+    paths_read: list[str] = []
     wanted: str | None = name_or_path
     where = ""
     while wanted is not None:
         text, label, identity, folder = _read_profile_file(wanted, folder, where)
-        if identity in seen or len(seen) >= MAX_EXTENDED_PROFILES:
+        if identity in paths_read or len(paths_read) >= MAX_EXTENDED_PROFILES:
             raise UsageError(f"{where}: profiles extend each other in a cycle or too deeply")
-        seen.append(identity)
+        paths_read.append(identity)
         leaves = _read_document(text, label)
         wanted, where = leaves.pop("extends", (None, ""))
         layers.append(leaves)
@@ -276,9 +276,9 @@ def _read_document(text: bytes, label: str) -> ProfileValues:
         raise UsageError(f"{label}: is not UTF-8 text") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        at = f":{mark.line + 1}" if mark else ""
+        location = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", "not YAML")
-        raise UsageError(f"{label}{at}: {problem}") from None
+        raise UsageError(f"{label}{location}: {problem}") from None
     return leaves
 
 
@@ -289,24 +289,26 @@ def _collect_values(
     import yaml
 
     origin = f"{label}:{node.start_mark.line + 1}"
-    here = ".".join(path)
+    dotted = ".".join(path)
     pattern = _find_pattern(path)
     if pattern is not None:
-        if here in leaves:
-            raise UsageError(f"{origin}: {here} is set twice")
-        leaves[here] = (_read_value(loader, node, pattern, f"{origin}: {here}"), origin)
+        if dotted in leaves:
+            raise UsageError(f"{origin}: {dotted} is set twice")
+        leaves[dotted] = (_read_value(loader, node, pattern, f"{origin}: {dotted}"), origin)
         return
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         return  # a section whose keys are all comments
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{origin}: {here or 'a profile'} must be a mapping of keys to values")
-    known = _list_child_keys(path)
+        raise UsageError(f"{origin}: {dotted or 'a profile'} must be a mapping of keys to values")
+    child_keys = _list_child_keys(path)
     for key_node, value_node in node.value:
         line = f"{label}:{key_node.start_mark.line + 1}"
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-        if key is None or "." in key or ("*" not in known and key not in known):
+        if key is None or "." in key or ("*" not in child_keys and key not in child_keys):
             name = ".".join((*path, str(key)))
-            raise UsageError(f"{line}: unknown key {name!r}{format_suggestion(str(key), known)}")
+            raise UsageError(
+                f"{line}: unknown key {name!r}{format_suggestion(str(key), child_keys)}"
+            )
         _collect_values(loader, value_node, (*path, key), label, leaves)
 
 

@@ -109,13 +109,13 @@ class Ring:
         parts = np.array_split(values, self.world)
         buffer = np.empty_like(parts[0])  # the first part is never the smaller one
         for turn in range(self.world - 1):
-            mine, theirs = self._turn(parts, self.rank - turn)
-            incoming = buffer[: theirs.size]
-            self._exchange(_get_byte_view(mine), _get_byte_view(incoming))
-            theirs += incoming
+            own_part, next_part = self._turn(parts, self.rank - turn)
+            incoming = buffer[: next_part.size]
+            self._exchange(_get_byte_view(own_part), _get_byte_view(incoming))
+            next_part += incoming
         for turn in range(self.world - 1):
-            mine, theirs = self._turn(parts, self.rank + 1 - turn)
-            self._exchange(_get_byte_view(mine), _get_byte_view(theirs))
+            own_part, next_part = self._turn(parts, self.rank + 1 - turn)
+            self._exchange(_get_byte_view(own_part), _get_byte_view(next_part))
 
     def find_last_arrivals(self) -> list[tuple[int, int]]:
         """Return (arrival of the last rank, that rank) for every all-reduce so far.
@@ -140,9 +140,9 @@ class Ring:
         self._after.close()
 
     def _turn(
-        self, parts: list[NDArray[np.float32]], at: int
+        self, parts: list[NDArray[np.float32]], number: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return parts[at % self.world], parts[(at - 1) % self.world]
+        return parts[number % self.world], parts[(number - 1) % self.world]
 
     def _exchange(self, outgoing: memoryview, incoming: memoryview) -> None:
         """Send one buffer to the next rank while receiving another from the previous one."""

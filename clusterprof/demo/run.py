@@ -119,14 +119,14 @@ def _record_scenario(scenario: Scenario, recording: Path, dataset: Path, inject:
     command += [sys.executable, "-m", *workload]
     slowest_ns = max(bound_duration_ns(work, scenario) for work in scenario.ranks)
     try:
-        done = subprocess.run(command, timeout=slowest_ns / 1e9, check=False)
+        completed = subprocess.run(command, timeout=slowest_ns / 1e9, check=False)
     except subprocess.TimeoutExpired:
         raise ClusterprofError(
             f"the workload did not finish within {slowest_ns // 10**9} s",
             "is the machine overloaded, or its disk stuck? try --scenario cpu",
         ) from None
-    if done.returncode != 0:
-        raise ClusterprofError(f"the workload failed with exit status {done.returncode}")
+    if completed.returncode != 0:
+        raise ClusterprofError(f"the workload failed with exit status {completed.returncode}")
 
 
 def _read_truth(folder: Path, scenario: Scenario) -> tuple[RankTruth, ...]:

@@ -172,12 +172,12 @@ class ColdFile:
         """
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         delayed_ns, began_ns = self._run_delay_ns(), time.monotonic_ns()
-        done = took_ns = delay_ns = 0
-        while done < reads or took_ns - delay_ns < for_ns:
+        read_count = took_ns = delay_ns = 0
+        while read_count < reads or took_ns - delay_ns < for_ns:
             for _ in range(_READS_AT_ONCE):
-                place = self._random.randrange(self._records)
-                os.preadv(self._fd, self._buffers, place * self._record_bytes)
-            done += _READS_AT_ONCE
+                record = self._random.randrange(self._records)
+                os.preadv(self._fd, self._buffers, record * self._record_bytes)
+            read_count += _READS_AT_ONCE
             took_ns = time.monotonic_ns() - began_ns
             delay_ns = min(took_ns, self._run_delay_ns() - delayed_ns)
         return took_ns - delay_ns, delay_ns
@@ -213,14 +213,14 @@ def require_real_disk(folder: Path, mounts: str) -> None:
     mounts: the text of /proc/self/mounts.
     Raises: ClusterprofError with the remedy.
     """
-    best, kind = "", ""
+    mount, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
         inside = str(folder) == fields[1] or str(folder).startswith(fields[1].rstrip("/") + "/")
-        if inside and len(fields[1]) >= len(best):
-            best, kind = fields[1], fields[2]
+        if inside and len(fields[1]) >= len(mount):
+            mount, kind = fields[1], fields[2]
     if kind in ("tmpfs", "ramfs"):
         raise ClusterprofError(
-            f"{folder} is in memory ({kind} on {best}): reads from it never wait for a disk",
+            f"{folder} is in memory ({kind} on {mount}): reads from it never wait for a disk",
             "set TMPDIR to a folder on a real disk, or give --keep DIR on one",
         )

@@ -154,17 +154,21 @@ class Ledger:
                 " WHERE key = ? OR id = (SELECT job FROM sources WHERE path = ?)",
                 (entry.key, source.path),
             ).fetchall()
-            known = [row for row in rows if row[3] == entry.key or row[4] in entry.recordings]
-            kept = next(((row[1], row[2]) for row in known if row[1] is not None), None)
-            for row in known:
+            matching_rows = [
+                row for row in rows if row[3] == entry.key or row[4] in entry.recordings
+            ]
+            stored_price = next(
+                ((row[1], row[2]) for row in matching_rows if row[1] is not None), None
+            )
+            for row in matching_rows:
                 self._delete_job(row[0])
-            paid = kept or ((price.per_gpu_hour, price.currency) if price else (None, None))
-            job = self._insert_job(entry, paid, known[0][0] if known else None)
+            paid = stored_price or ((price.per_gpu_hour, price.currency) if price else (None, None))
+            job = self._insert_job(entry, paid, matching_rows[0][0] if matching_rows else None)
             self._insert_parts(job, entry)
-            for row in known:  # other paths of the same job stay read
+            for row in matching_rows:  # other paths of the same job stay read
                 self.connection.execute("UPDATE sources SET job = ? WHERE job = ?", (job, row[0]))
             self._put_source(source, job)
-            return bool(known)
+            return bool(matching_rows)
 
     def put_problem(self, source: RecordedInput) -> None:
         """Note that a path gave no job; a job that it gave before is kept. Raises: as `put`."""

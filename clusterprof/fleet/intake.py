@@ -78,11 +78,11 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Run]:
 
     Raises: NoRecording for a path that does not exist, or a file that is neither.
     """
-    seen: set[str] = set()
+    keys: set[str] = set()
     for path in paths:
         for run in _find_runs_at(path.absolute()):
-            if str(run.path) not in seen:
-                seen.add(str(run.path))
+            if str(run.path) not in keys:
+                keys.add(str(run.path))
                 yield run
 
 
@@ -112,19 +112,19 @@ def _search_folder(folder: Path, depth: int) -> Iterator[Run]:
         yield _make_recording_run(folder, segments)
         return
     nodes: list[os.DirEntry[str]] = []
-    others = []
+    folders = []
     for subfolder in subfolders:
         inside = _list_folder(Path(subfolder.path))[0]
         nodes += inside
         if not inside:
-            others.append(Path(subfolder.path))
+            folders.append(Path(subfolder.path))
     if nodes:
         yield _make_recording_run(folder, nodes)
     for file in files:
         if file.name.endswith(".json") and _has_report_head(Path(file.path)):
             yield _make_report_run(Path(file.path), file.stat())
     if depth > 0:
-        for path in others:
+        for path in folders:
             yield from _search_folder(path, depth - 1)
 
 
@@ -195,10 +195,10 @@ def update_ledger(
     of each run that was read. Raises: as `open_ledger`, when the ledger cannot be written.
     """
     intake = Intake()
-    known = ledger.list_sources()
+    sources = ledger.list_sources()
     waiting = []
     for run in runs:
-        if _is_due(run, known.get(str(run.path)), is_watched, read_again):
+        if _is_due(run, sources.get(str(run.path)), is_watched, read_again):
             waiting.append(run)
         else:
             intake.unchanged += 1
@@ -216,14 +216,14 @@ def update_ledger(
     return intake
 
 
-def _is_due(run: Run, known: RecordedInput | None, is_watched: bool, read_again: bool) -> bool:
+def _is_due(run: Run, stored: RecordedInput | None, is_watched: bool, read_again: bool) -> bool:
     """Decide whether a run is to be read."""
-    if known is None or read_again:
+    if stored is None or read_again:
         return True
-    if known.state == run.state:
-        return bool(known.problem) and not is_watched
+    if stored.state == run.state:
+        return bool(stored.problem) and not is_watched
     is_growing = not run.is_report and time.time() - run.written_s < QUIET_S
-    return not is_watched or not is_growing or run.bytes >= GROWTH_FACTOR * known.bytes
+    return not is_watched or not is_growing or run.bytes >= GROWTH_FACTOR * stored.bytes
 
 
 def read_run(run: Run, request: AnalysisRequest) -> JobEntry | str:

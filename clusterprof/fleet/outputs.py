@@ -39,9 +39,9 @@ def render_fleet_text(document: FleetDocument, width: int = 80, color: bool = Fa
         lines += wrap_text(f"{warning}.", width)
     lines.append("")
     for label, text in document.facts:
-        first, *rest = wrap_text(text, width - _LABEL_COLUMNS - 1) or [""]
+        first, *further_lines = wrap_text(text, width - _LABEL_COLUMNS - 1) or [""]
         lines.append(f"{label:<{_LABEL_COLUMNS}} {first}")
-        lines += [" " * (_LABEL_COLUMNS + 1) + line for line in rest]
+        lines += [" " * (_LABEL_COLUMNS + 1) + line for line in further_lines]
     for table in document.tables:
         lines += ["", _style(table.title, _BOLD, color)]
         lines += _render_rows(table, width, color)
@@ -63,7 +63,9 @@ def _describe_left_out(table: FleetTable) -> str:
 def _render_rows(table: FleetTable, width: int, color: bool) -> Iterator[str]:
     """Render a table; columns of names share the columns that numbers leave."""
     cells = [tuple(heading.text for heading in table.headings), *table.rows]
-    widths = [max(count_columns(row[at]) for row in cells) for at in range(len(table.headings))]
+    widths = [
+        max(count_columns(row[column]) for row in cells) for column in range(len(table.headings))
+    ]
     widths = _fit_widths(table, widths, width)
     for number, row in enumerate(cells):
         parts = []
@@ -79,9 +81,9 @@ def _render_rows(table: FleetTable, width: int, color: bool) -> Iterator[str]:
 def _fit_widths(table: FleetTable, widths: Sequence[int], width: int) -> list[int]:
     """Shrink the widest columns of names until a row fits, down to a few columns each."""
     fitted = list(widths)
-    names = [at for at, heading in enumerate(table.headings) if not heading.is_number]
+    names = [column for column, heading in enumerate(table.headings) if not heading.is_number]
     while sum(fitted) + 2 * (len(fitted) - 1) > width and names:
-        widest = max(names, key=lambda at: fitted[at])
+        widest = max(names, key=lambda column: fitted[column])
         if fitted[widest] <= _MIN_NAME_COLUMNS:
             break
         fitted[widest] -= 1

@@ -131,10 +131,10 @@ def _render_summary(document: FleetDocument, summary: FleetSummary, time: TimeFo
 
 def _render_tiles(summary: FleetSummary, time: TimeFormat) -> Markup:
     sums = summary.sums
-    most = "≤ " if summary.upper_bound and sums.lost_ns else ""
+    bound = "≤ " if summary.upper_bound and sums.lost_ns else ""
     tiles = [
-        (most + format_ratio(sums.lost_ns, sums.in_step_ns), "lost, of GPU time in steps"),
-        (most + time.format(sums.lost_ns), f"lost {time.unit}"),
+        (bound + format_ratio(sums.lost_ns, sums.in_step_ns), "lost, of GPU time in steps"),
+        (bound + time.format(sums.lost_ns), f"lost {time.unit}"),
         (time.format(sums.outside_ns), f"{time.unit} held but idle"),
         (time.format(sums.window_ns), f"{time.unit} held"),
         (f"{sums.jobs:,}", "jobs"),
@@ -240,7 +240,7 @@ def _render_section(table: FleetTable) -> Markup:
             for text, heading in zip(row[1:], table.headings[1:])
         ]
         rows.append(build_element("tr", *cells))
-    more = f"{table.left_out:,} more: --top N. " if table.left_out else ""
+    omitted_text = f"{table.left_out:,} more: --top N. " if table.left_out else ""
     return build_element(
         "section",
         build_element("h2", table.title),
@@ -254,7 +254,7 @@ def _render_section(table: FleetTable) -> Markup:
             ),
             class_="scroll",
         ),
-        build_element("p", *_render_note(more + table.note), class_="note"),
+        build_element("p", *_render_note(omitted_text + table.note), class_="note"),
         id=table.name,
         class_="card lemons" if table.name == "lemons" else "card",
     )

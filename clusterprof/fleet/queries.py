@@ -348,7 +348,9 @@ _WITHOUT_STEPS = "CASE WHEN in_step_ns = 0 THEN window_ns ELSE 0 END"
 
 def _build_sums(row: Sequence[Any], has_currency: bool) -> Sums:
     """Build sums from the columns of `_Query.list_sums`."""
-    window, outside, in_step, lost = (_join_sum(row[at], row[at + 1]) for at in (1, 3, 5, 7))
+    window, outside, in_step, lost = (
+        _join_sum(row[column], row[column + 1]) for column in (1, 3, 5, 7)
+    )
     cost = row[9] if has_currency and not row[10] else None
     return Sums(row[0], window, outside, in_step, lost, cost)
 
@@ -427,7 +429,7 @@ def _sum_nodes(query: _Query, first_ratio: float, last_ratio: float) -> tuple[No
     ps = [_compute_p(tested, culprit, expected) for *_, tested, culprit, expected in rows]
     nodes = []
     for row, p, adjusted in zip(rows, ps, adjust_p_values(ps)):
-        times = [_join_sum(row[at], row[at + 1]) for at in (2, 4, 6)]
+        times = [_join_sum(row[column], row[column + 1]) for column in (2, 4, 6)]
         nodes.append(NodeSums(*(*names[row[0]], row[1], *times, *row[8:11], p, adjusted)))
     return tuple(sorted(nodes, key=lambda node: (-node.caused_ns, node.node)))
 

@@ -101,9 +101,9 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def format_ratio(part: float, whole: float) -> str:
+def format_ratio(part: float, total: float) -> str:
     """Format a part of a whole as percent; a dash without a whole."""
-    return format_quantity(part / whole, "ratio") if whole else "–"
+    return format_quantity(part / total, "ratio") if total else "–"
 
 
 def _describe_scope(summary: FleetSummary, time: TimeFormat) -> str:
@@ -114,10 +114,9 @@ def _describe_scope(summary: FleetSummary, time: TimeFormat) -> str:
     if summary.first_ns is not None:
         first, last = format_date(summary.first_ns), format_date(summary.last_ns)
         span = f", started {first}" if first == last else f", started {first} to {last}"
-    held = f"{time.format(sums.window_ns)} {time.unit}"
-    return (
-        f"{_count(sums.jobs, 'job')}{people} on {_count(len(summary.nodes), 'node')}{span}; {held}"
-    )
+    held_time = f"{time.format(sums.window_ns)} {time.unit}"
+    nodes = _count(len(summary.nodes), "node")
+    return f"{_count(sums.jobs, 'job')}{people} on {nodes}{span}; {held_time}"
 
 
 def _list_warnings(summary: FleetSummary) -> Iterator[str]:
@@ -138,11 +137,11 @@ def _list_facts(summary: FleetSummary, time: TimeFormat) -> Iterator[tuple[str, 
     if not sums.jobs:
         yield "Jobs", "No job in the ledger matches the filter."
         return
-    most = "at most " if summary.upper_bound else ""
+    bound = "at most " if summary.upper_bound else ""
     lost, inside = time.format(sums.lost_ns), time.format(sums.in_step_ns)
     share = format_ratio(sums.lost_ns, sums.in_step_ns)
     cost = "" if sums.lost_cost is None else f", {_format_cost(sums)} {_escape(summary.currency)}"
-    yield "Lost", f"{most}{share} of GPU time inside steps: {lost} of {inside} {time.unit}{cost}."
+    yield "Lost", f"{bound}{share} of GPU time inside steps: {lost} of {inside} {time.unit}{cost}."
     chief = next((cause for cause in summary.causes if cause.cause != UNATTRIBUTED), None)
     if chief is not None and chief.lost_ns:
         title = _escape(chief.title or chief.cause)
@@ -156,8 +155,10 @@ def _list_facts(summary: FleetSummary, time: TimeFormat) -> Iterator[tuple[str, 
     idle = f"{time.format(sums.outside_ns)} {time.unit}"
     without = ""
     if summary.no_steps:
-        held = time.format(summary.no_steps_ns)
-        without = f" {_count(summary.no_steps, 'job')} took no step and held {held} {time.unit}."
+        device_time = time.format(summary.no_steps_ns)
+        without = (
+            f" {_count(summary.no_steps, 'job')} took no step and held {device_time} {time.unit}."
+        )
     yield (
         "Held but idle",
         f"{idle}, {format_ratio(sums.outside_ns, sums.window_ns)} of the time held, before the"
@@ -176,10 +177,10 @@ def _describe_lemons(summary: FleetSummary) -> str:
     if not summary.lemons:
         return f"None of {_count(tested, 'node')} is a culprit more often than chance explains."
     names = [_escape(lemon.node) for lemon in summary.lemons]
-    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    suffix = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     verb = "is a culprit" if len(names) == 1 else "are culprits"
     return (
-        f"{', '.join(names[:_MAX_NAMED])}{more} {verb} more often than chance explains (p ≤"
+        f"{', '.join(names[:_MAX_NAMED])}{suffix} {verb} more often than chance explains (p ≤"
         f" {MAX_LEMON_P:g} after correction for {_count(tested, 'node')})."
     )
 
@@ -257,12 +258,12 @@ def _build_lemons(summary: FleetSummary, time: TimeFormat, top: int) -> Iterator
 def _build_lemon_row(node: NodeSums, lemon: LemonFacts, time: TimeFormat) -> tuple[str, ...]:
     causes = [_escape(cause) for cause, _ in lemon.causes[:_MAX_NAMED]]
     devices = [_escape(device) for device, _ in lemon.devices[:_MAX_NAMED]]
-    more = len(lemon.devices) - _MAX_NAMED
+    hidden_count = len(lemon.devices) - _MAX_NAMED
     return (
         *(_escape(node.node), f"{node.tested:,}", f"{node.culprit:,}", f"{node.expected:.1f}"),
         *(_format_p(node.p), _format_p(node.adjusted_p), time.format(node.caused_ns)),
         ", ".join(causes),
-        ", ".join(devices) + (f" and {more:,} more" if more > 0 else ""),
+        ", ".join(devices) + (f" and {hidden_count:,} more" if hidden_count > 0 else ""),
     )
 
 

@@ -164,7 +164,7 @@ def _select_column(steps: StepStats, part: str | None) -> Sequence[int]:
     if part is None:
         return steps.in_step_ns
     if part == PRODUCTIVE:
-        return [all_ - lost for all_, lost in zip(steps.in_step_ns, steps.lost_ns)]
+        return [in_step_ns - lost for in_step_ns, lost in zip(steps.in_step_ns, steps.lost_ns)]
     return steps.of_causes({part})
 
 
@@ -199,5 +199,5 @@ def _merge_small_causes(rows: list[ComparisonRow], size_ns: float) -> list[Compa
         return rows
     a_ns, b_ns = sum(row.a_ns for row in small), sum(row.b_ns for row in small)
     name = f"{len(small)} small causes"
-    rest = ComparisonRow(name, "", a_ns, b_ns, b_ns - a_ns, None, None, "the same")
-    return [row for row in rows if row not in small] + [rest]
+    merged = ComparisonRow(name, "", a_ns, b_ns, b_ns - a_ns, None, None, "the same")
+    return [row for row in rows if row not in small] + [merged]

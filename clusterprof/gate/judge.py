@@ -114,12 +114,12 @@ def _format_mismatch(mismatch: Mismatch) -> str:
 
 def _find_duplicate_recordings(reports: Sequence[Report]) -> list[str]:
     """Report recordings given twice: they would seem to agree better than separate runs do."""
-    seen: dict[str, str] = {}
+    path_of: dict[str, str] = {}
     for report in reports:
         for name in report.fingerprint.recordings if report.fingerprint is not None else ():
-            if name in seen:
-                return [f"{report.title} and {seen[name]} are the same recording"]
-            seen[name] = report.title
+            if name in path_of:
+                return [f"{report.title} and {path_of[name]} are the same recording"]
+            path_of[name] = report.title
     return []
 
 
@@ -151,23 +151,25 @@ def _judge_number_rule(
     results = [_judge_reading(rule, reading) for reading in readings]
     if len(results) == 1:
         return results[0]
-    known = [
+    measured = [
         (result.value, reading)
         for result, reading in zip(results, readings)
         if result.value is not None
     ]
-    values = sorted(value for value, _ in known)
+    values = sorted(value for value, _ in measured)
     spread = ", ".join(format_quantity(value, results[0].unit) for value in values)
-    if len(known) < len(runs) or any(inconclusive):
+    if len(measured) < len(runs) or any(inconclusive):
         which = next(
             i for i, result in enumerate(results) if result.value is None or inconclusive[i]
         )
-        why = f"{len(runs) - len(known)} of {len(runs)} runs give no value: {results[which].why}"
-        if len(known) == len(runs):
+        why = f"{len(runs) - len(measured)} of {len(runs)} runs give no value: {results[which].why}"
+        if len(measured) == len(runs):
             why = f"{results[which].why} ({runs[which].title})"
         certain = results[which]
         return replace(certain, value=None, outcome="cannot tell", why=why)
-    chosen = _select_aggregate(rule.operator, [reading for _, reading in known], policy.aggregate)
+    chosen = _select_aggregate(
+        rule.operator, [reading for _, reading in measured], policy.aggregate
+    )
     result = _judge_reading(rule, chosen)
     return replace(result, why=f"{result.why} ({policy.aggregate} of {spread})")
 
@@ -184,10 +186,10 @@ def _select_aggregate(
     worst_first = sorted(readings, key=lambda reading: sign * (reading.value or 0.0))
     if operator == "==":
         return worst_first[(len(readings) - 1) // 2]
-    at = {"pessimistic": 0, "median": (len(readings) - 1) // 2, "optimistic": len(readings) - 1}[
+    index = {"pessimistic": 0, "median": (len(readings) - 1) // 2, "optimistic": len(readings) - 1}[
         how
     ]
-    return worst_first[at]
+    return worst_first[index]
 
 
 def _read_metric(rule: Rule, report: Report, inconclusive: bool) -> _MetricReading:

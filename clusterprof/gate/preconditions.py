@@ -59,11 +59,11 @@ def _check_recorded_ranks(report: Report, policy: Policy) -> str:
     world = report.job.world_size if report.job is not None else None
     if not world:
         return ""
-    seen = report.rank_count  # over all jobs and incarnations, like the world size
-    if seen >= policy.min_ranks_ratio * world:
+    recorded = report.rank_count  # over all jobs and incarnations, like the world size
+    if recorded >= policy.min_ranks_ratio * world:
         return ""
     return (
-        f"ranks: {seen:,} of the job's {world:,} were recorded,"
+        f"ranks: {recorded:,} of the job's {world:,} were recorded,"
         f" {format_quantity(policy.min_ranks_ratio, 'ratio')} needed (give the folders of all"
         f" its nodes)"
     )

@@ -164,9 +164,9 @@ def sample_block_weights(blocks: int) -> Float:
     stretches = -(-blocks // length)
     random = np.random.default_rng(_SEED)
     start = random.integers(0, blocks, (DRAWS, stretches))
-    at = (start[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :blocks] % blocks
+    columns = (start[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :blocks] % blocks
     out = np.zeros((DRAWS, blocks))
-    np.add.at(out, (np.arange(DRAWS)[:, None], at), 1)
+    np.add.at(out, (np.arange(DRAWS)[:, None], columns), 1)
     return out
 
 
@@ -174,18 +174,18 @@ def _sample_quantiles(steps: StepStats, percent: float, drawn: Float) -> Float |
     bins = sorted({bin_ for block in steps.lengths for bin_, _ in block})
     if not bins:
         return None
-    place = {bin_: at for at, bin_ in enumerate(bins)}
+    index_of = {bin_: index for index, bin_ in enumerate(bins)}
     table = np.zeros((steps.blocks, len(bins)))
     for row, block in enumerate(steps.lengths):
         for bin_, count in block:
-            table[row, place[bin_]] = count
+            table[row, index_of[bin_]] = count
     reached = np.cumsum(drawn @ table, axis=1)
     target = percent / 100 * reached[:, -1]
-    at = np.minimum((reached < target[:, None]).sum(axis=1), len(bins) - 1)
-    rows = np.arange(len(at))
-    before = np.where(at > 0, reached[rows, at - 1], 0.0)
-    inside = (target - before) / np.maximum(reached[rows, at] - before, 1.0)
-    low = 2.0 ** (np.array(bins, np.float64)[at] / BINS_PER_OCTAVE)
+    index = np.minimum((reached < target[:, None]).sum(axis=1), len(bins) - 1)
+    rows = np.arange(len(index))
+    before = np.where(index > 0, reached[rows, index - 1], 0.0)
+    inside = (target - before) / np.maximum(reached[rows, index] - before, 1.0)
+    low = 2.0 ** (np.array(bins, np.float64)[index] / BINS_PER_OCTAVE)
     return _scale_spread(low * (1 + inside * (2 ** (1 / BINS_PER_OCTAVE) - 1)), steps.blocks)
 
 
@@ -404,8 +404,8 @@ def _build_metric_change(
     def shown(x: float) -> float:
         return math.expm1(x) if rule.unit == "%" else x
 
-    at = _find_nearest_limit(difference, limits)
-    mirrored = math.copysign(difference.smallest_detectable(abs(at)), at)
+    nearest_limit = _find_nearest_limit(difference, limits)
+    mirrored = math.copysign(difference.smallest_detectable(abs(nearest_limit)), nearest_limit)
     return MetricChange(
         baseline=before,
         estimate=shown(difference.estimate),
@@ -414,7 +414,7 @@ def _build_metric_change(
         relative=rule.unit == "%",
         smallest_detectable=shown(mirrored),
         steps=difference.steps,
-        steps_needed=difference.steps_needed(at),
+        steps_needed=difference.steps_needed(nearest_limit),
         runs=difference.runs,
     )
 
@@ -453,8 +453,8 @@ def _explain_needed_runs(
         return f"{moved.steps_needed:,} steps needed, {moved.steps:,} seen"
     ours, theirs = difference.runs
     gap = abs(difference.estimate - _find_nearest_limit(difference, limits))
-    for more in range(1, _MAX_ADDED_RUNS):
-        for a, b in ((ours, theirs + more), (ours + more, theirs + more)):
+    for added_runs in range(1, _MAX_ADDED_RUNS):
+        for a, b in ((ours, theirs + added_runs), (ours + added_runs, theirs + added_runs)):
             room = (gap / compute_t_quantile(PRIOR_RUNS + a + b - 2)) ** 2
             room -= difference.between_runs**2 * (1 / a + 1 / b)
             steps = (

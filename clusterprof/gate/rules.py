@@ -116,8 +116,8 @@ def parse_rule(text: str) -> Rule:
 
     Raises: UsageError with an example when the text is not such a rule.
     """
-    level, rest = _split_level(text)
-    match = _RULE.fullmatch(rest)
+    level, expression = _split_level(text)
+    match = _RULE.fullmatch(expression)
     if match is None:
         raise UsageError(
             f"the rule {text!r} is not METRIC OPERATOR LIMIT",
@@ -135,8 +135,8 @@ def parse_change(text: str) -> ChangeRule:
 
     Raises: UsageError when the text is not such a rule.
     """
-    level, rest = _split_level(text)
-    match = _CHANGE.fullmatch(rest)
+    level, expression = _split_level(text)
+    match = _CHANGE.fullmatch(expression)
     if match is None:
         raise UsageError(
             f"the rule {text!r} is not METRIC: +LIMIT",
@@ -190,12 +190,14 @@ def with_levels(rules: Sequence[AnyRule], levels: Sequence[str]) -> tuple[AnyRul
         metric, equals, level = (part.strip() for part in text.partition("="))
         if not equals or level not in LEVELS:
             raise UsageError(f"--level {text!r} is not METRIC=off, METRIC=warn or METRIC=error")
-        matches = [at for at, rule in enumerate(out) if rule.metric == metric]
+        matches = [index for index, rule in enumerate(out) if rule.metric == metric]
         if not matches:
-            known = ", ".join(dict.fromkeys(rule.metric for rule in out))
-            raise UsageError(f"--level {text!r}: no rule is on {metric!r}", f"rules are on {known}")
-        for at in matches:
-            out[at] = replace(out[at], level=level)  # type: ignore[arg-type]
+            metric_names = ", ".join(dict.fromkeys(rule.metric for rule in out))
+            raise UsageError(
+                f"--level {text!r}: no rule is on {metric!r}", f"rules are on {metric_names}"
+            )
+        for index in matches:
+            out[index] = replace(out[index], level=level)  # type: ignore[arg-type]
     return tuple(out)
 
 
@@ -229,8 +231,10 @@ def select_ratio_columns(name: str, steps: StepStats) -> tuple[Sequence[int], Se
     if name == "lost.ratio":
         return steps.lost_ns, steps.in_step_ns
     if name in ("productive.ratio", "au_ratio"):
-        kept = [all_ - lost for all_, lost in zip(steps.in_step_ns, steps.lost_ns)]
-        return kept, steps.in_step_ns
+        productive_ns = [
+            in_step_ns - lost for in_step_ns, lost in zip(steps.in_step_ns, steps.lost_ns)
+        ]
+        return productive_ns, steps.in_step_ns
     if name == "unattributed.ratio":
         return steps.of_causes({"unattributed"}), steps.in_step_ns
     if name == "step.mean_ns":
@@ -287,15 +291,15 @@ def find_metric(name: str, report: Report, text: str) -> Metric:
     if step is not None:
         return _compute_step_metric(step, report)
     part = _AGGREGATED_NAME.fullmatch(name)
-    whole = _match_metric_name(part[1], metrics) if part is not None else None
-    if part is not None and isinstance(whole, Metric):
-        return _compute_aggregated_metric(whole, part[2], report, text)
-    known = {metric.name: _strip_unit_suffix(metric.name) for metric in metrics}
-    close = match or difflib.get_close_matches(name, [*known, *known.values()], 3, 0.5)
+    numerator_total = _match_metric_name(part[1], metrics) if part is not None else None
+    if part is not None and isinstance(numerator_total, Metric):
+        return _compute_aggregated_metric(numerator_total, part[2], report, text)
+    names = {metric.name: _strip_unit_suffix(metric.name) for metric in metrics}
+    close = match or difflib.get_close_matches(name, [*names, *names.values()], 3, 0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise UsageError(
         f"the rule {text!r}: unknown metric {name!r}{hint}",
-        f"known metrics: {', '.join(sorted(known)) or 'none in this report'}",
+        f"known metrics: {', '.join(sorted(names)) or 'none in this report'}",
     )
 
 
@@ -322,7 +326,7 @@ def _match_metric_name(name: str, metrics: Sequence[Metric]) -> Metric | list[st
     by_name = {metric.name: metric for metric in metrics}
     if name in by_name:
         return by_name[name]
-    candidates = [full for full in by_name if _strip_unit_suffix(full) == name]
+    candidates = [full_name for full_name in by_name if _strip_unit_suffix(full_name) == name]
     return by_name[candidates[0]] if len(candidates) == 1 else candidates
 
 
@@ -373,20 +377,20 @@ def _compute_aggregated_metric(metric: Metric, part: str, report: Report, text: 
     if len(values) < TIME_BINS:
         return unknown(f"fewer than {TIME_BINS} time bins of the run have steps")
     share = {"min": 0.0, "max": 1.0}.get(part, float(part[1:]) / 100 if part[1:].isdigit() else 0)
-    at = max(0, math.ceil(share * len(values)) - 1)
-    return Metric(name, values[at], metric.unit, "", metric.bound)
+    index = max(0, math.ceil(share * len(values)) - 1)
+    return Metric(name, values[index], metric.unit, "", metric.bound)
 
 
 def _compute_bin_ratios(numerator: Sequence[int], denominator: Sequence[int]) -> list[float]:
     """Compute the ratio in each of `TIME_BINS` bins with equally many blocks; empty bins are
     left out.
     """
-    edges = [round(at * len(numerator) / TIME_BINS) for at in range(TIME_BINS + 1)]
+    edges = [round(number * len(numerator) / TIME_BINS) for number in range(TIME_BINS + 1)]
     sums = [
         (sum(numerator[low:high]), sum(denominator[low:high]))
         for low, high in itertools.pairwise(edges)
     ]
-    return [part / whole for part, whole in sums if whole > 0]
+    return [part / total for part, total in sums if total > 0]
 
 
 def _compute_rank_ratio(name: str, rank: RankLedger) -> float | None:

@@ -137,7 +137,7 @@ def _check_blocks(report: Report) -> Iterator[str]:
         yield "steps of blocks"
     if any(sum(n for _, n in block) != steps for block, steps in zip(stats.lengths, stats.steps)):
         yield "lengths of steps in a block"
-    if any(busy > seen for busy, seen in zip(stats.busy_ns, stats.measured_ns)):
+    if any(busy > measured for busy, measured in zip(stats.busy_ns, stats.measured_ns)):
         yield "busy time of blocks"
     for cause, _, ns in stats.lost:
         if sum(ns) != _sum_bucket(report, cause):

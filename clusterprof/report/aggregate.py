@@ -48,14 +48,14 @@ def select_listed_ranks(report: Report) -> list[int]:
     if not is_aggregated(report):
         return list(range(len(report.ranks)))
     count = len(report.ranks)
-    return sorted({place for place in _iterate_named_ranks(report) if 0 <= place < count})
+    return sorted({index for index in _iterate_named_ranks(report) if 0 <= index < count})
 
 
 def _iterate_named_ranks(report: Report) -> Iterator[int]:
     """Iterate over the places of the ranks that the report names, with repetitions."""
     ranks = report.ranks
-    by_device = {(rank.node, rank.rank, rank.device): at for at, rank in enumerate(ranks)}
-    by_number = {(rank.node, rank.rank): at for at, rank in enumerate(ranks)}
+    by_device = {(rank.node, rank.rank, rank.device): index for index, rank in enumerate(ranks)}
+    by_number = {(rank.node, rank.rank): index for index, rank in enumerate(ranks)}
     for finding in report.findings:
         for culprit in finding.culprits[:MAX_LISTED_CULPRITS]:
             yield by_device.get((culprit.node, culprit.rank, culprit.device), -1)
@@ -71,12 +71,12 @@ def _iterate_named_ranks(report: Report) -> Iterator[int]:
             yield from (wait.victim, -1 if wait.culprit is None else wait.culprit)
         for step in report.history.slow_steps[:_MAX_SLOW_STEPS]:
             yield -1 if step.rank is None else step.rank
-        yield from (at for at, _ in report.history.ended[:_MAX_ENDED])
+        yield from (index for index, _ in report.history.ended[:_MAX_ENDED])
     yield from (stack.rank for stack in (report.code.stacks if report.code else ())[:_MAX_STACKS])
     places = range(len(ranks))
-    yield from sorted(places, key=lambda at: (-ranks[at].lost_ns, at))[:MAX_OUTLIERS]
+    yield from sorted(places, key=lambda index: (-ranks[index].lost_ns, index))[:MAX_OUTLIERS]
     caused = [sum(ns for _, ns in rank.caused) for rank in ranks]
-    yield from sorted(places, key=lambda at: (-caused[at], at))[:MAX_OUTLIERS]
+    yield from sorted(places, key=lambda index: (-caused[index], index))[:MAX_OUTLIERS]
 
 
 def sum_unlisted_ranks(report: Report, listed: Sequence[int]) -> tuple[RankSum, ...]:
@@ -86,8 +86,8 @@ def sum_unlisted_ranks(report: Report, listed: Sequence[int]) -> tuple[RankSum, 
     """
     shown = set(listed)
     by_node: dict[str, list[RankLedger]] = {}
-    for at, rank in enumerate(report.ranks):
-        if at not in shown:
+    for rank_index, rank in enumerate(report.ranks):
+        if rank_index not in shown:
             by_node.setdefault(rank.node, []).append(rank)
     return tuple(sum_ranks("node", node, ranks) for node, ranks in by_node.items())
 
@@ -156,15 +156,15 @@ def sum_culprits(
 
     None = not known of each of them.
     """
-    rest = finding.culprits[most:]
-    own = [culprit.own_ns for culprit in rest]
-    others = [culprit.others_ns for culprit in rest]
-    return len(rest), _sum_known(own), _sum_known(others)
+    unlisted = finding.culprits[most:]
+    own_ns = [culprit.own_ns for culprit in unlisted]
+    others_ns = [culprit.others_ns for culprit in unlisted]
+    return len(unlisted), _sum_known(own_ns), _sum_known(others_ns)
 
 
 def _sum_known(amounts: Sequence[int | None]) -> int | None:
-    known = [ns for ns in amounts if ns is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    known_ns = [ns for ns in amounts if ns is not None]
+    return sum(known_ns) if len(known_ns) == len(amounts) else None
 
 
 def split_utilization(
@@ -189,20 +189,24 @@ def merge_unlisted_ranks(report: Report, listed: Sequence[int]) -> tuple[Report,
     place_of: list[int] = []
     members: list[list[int]] = []
     rest_of_node: dict[str, int] = {}
-    for at, rank in enumerate(report.ranks):
-        place = len(members) if at in shown else rest_of_node.setdefault(rank.node, len(members))
-        if place == len(members):
+    for index, rank in enumerate(report.ranks):
+        position = (
+            len(members) if index in shown else rest_of_node.setdefault(rank.node, len(members))
+        )
+        if position == len(members):
             members.append([])
-        members[place].append(at)
-        place_of.append(place)
-    rest = set(rest_of_node.values())
+        members[position].append(index)
+        place_of.append(position)
+    rest_positions = set(rest_of_node.values())
     ranks = tuple(
-        _merge_ledgers([report.ranks[at] for at in merged])
-        if place in rest
+        _merge_ledgers([report.ranks[index] for index in merged])
+        if position in rest_positions
         else report.ranks[merged[0]]
-        for place, merged in enumerate(members)
+        for position, merged in enumerate(members)
     )
-    counts = tuple(len(merged) if place in rest else 1 for place, merged in enumerate(members))
+    counts = tuple(
+        len(merged) if position in rest_positions else 1 for position, merged in enumerate(members)
+    )
     code = report.code and replace(
         report.code,
         stacks=tuple(
@@ -237,28 +241,30 @@ def _merge_histories(
 ) -> History:
     """Merge the histories of ranks; step marks stay those of listed ranks and of first members."""
 
-    def find_place(at: int | None) -> int | None:
-        return place_of[at] if at is not None and 0 <= at < len(place_of) else None
+    def find_place(index: int | None) -> int | None:
+        return place_of[index] if index is not None and 0 <= index < len(place_of) else None
 
     count = len(history.ranks)
     ranks = tuple(
-        _sum_histories(place, [history.ranks[at] for at in merged if at < count])
-        for place, merged in enumerate(members)
+        _sum_histories(position, [history.ranks[index] for index in merged if index < count])
+        for position, merged in enumerate(members)
     )
     waits = tuple(
-        replace(wait, victim=place, culprit=find_place(wait.culprit))
+        replace(wait, victim=position, culprit=find_place(wait.culprit))
         for wait in history.waits
-        if (place := find_place(wait.victim)) is not None
+        if (position := find_place(wait.victim)) is not None
     )
     steps = tuple(replace(step, rank=find_place(step.rank)) for step in history.slow_steps)
-    ended = tuple((place_of[at], ns) for at, ns in history.ended if 0 <= at < len(place_of))
+    ended = tuple(
+        (place_of[index], ns) for index, ns in history.ended if 0 <= index < len(place_of)
+    )
     return replace(history, ranks=ranks, waits=waits, slow_steps=steps, ended=ended)
 
 
-def _sum_histories(place: int, histories: Sequence[RankHistory]) -> RankHistory:
+def _sum_histories(position: int, histories: Sequence[RankHistory]) -> RankHistory:
     """Sum the histories of ranks by time bin and cause; the step marks are those of the first."""
     if len(histories) == 1:
-        return replace(histories[0], rank=place)
+        return replace(histories[0], rank=position)
     rows: dict[str, list[tuple[int, ...]]] = {}
     for history in histories:
         for cause, ns in history.lost:
@@ -267,7 +273,7 @@ def _sum_histories(place: int, histories: Sequence[RankHistory]) -> RankHistory:
     lost.sort(key=lambda line: (-sum(line[1]), line[0]))
     ends = histories[0].step_ends_ns if histories else ()
     in_step = _sum_bins([history.in_step_ns for history in histories])
-    return RankHistory(place, in_step, tuple(lost), ends)
+    return RankHistory(position, in_step, tuple(lost), ends)
 
 
 def _sum_bins(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -114,9 +114,11 @@ def pack_block(sink: PlaneSink, kind: int, data: bytes, columns: int, lag: int) 
         changes, zigzag = values ^ before, 0
     else:
         changes, zigzag = encode_zigzag(subtract_lanes(values, before, lanes), lanes)
-    firsts, rest = _split_first_values(data, changes.to_bytes(len(data), "little"), rows, lag)
+    firsts, later_values = _split_first_values(
+        data, changes.to_bytes(len(data), "little"), rows, lag
+    )
     return ColumnBlock(
-        kind, columns, rows, lag, zigzag, sink.add_lanes(firsts), sink.add_lanes(rest)
+        kind, columns, rows, lag, zigzag, sink.add_lanes(firsts), sink.add_lanes(later_values)
     )
 
 
@@ -127,9 +129,9 @@ def scale_integers(data: bytes, factor: int) -> bytes | None:
     multiplying carries nothing into the next lane, every lane was a multiple: the digits of
     a number to the base 2**64 are unique.
     """
-    quotient, left = divmod(int.from_bytes(data, "little"), factor)
+    quotient, remainder = divmod(int.from_bytes(data, "little"), factor)
     lanes = len(data) // LANE_BYTES
-    if left or quotient & _build_top_bits(lanes, factor.bit_length()):
+    if remainder or quotient & _build_top_bits(lanes, factor.bit_length()):
         return None
     return quotient.to_bytes(len(data), "little")
 
@@ -146,8 +148,8 @@ def scale_floats(data: bytes) -> bytes | None:
     constant = int.from_bytes(array("d", [_ROUNDING_CONSTANT]).tobytes() * lanes, "little")
     scaled = subtract_lanes(int.from_bytes(shifted.tobytes(), "little"), constant, lanes)
     thousandths_lanes = scaled.to_bytes(len(data), "little")
-    back = array("d", [value / 1000.0 for value in array("q", thousandths_lanes)])
-    return thousandths_lanes if back.tobytes() == data else None
+    restored = array("d", [value / 1000.0 for value in array("q", thousandths_lanes)])
+    return thousandths_lanes if restored.tobytes() == data else None
 
 
 def pack_plain(sink: PlaneSink, lanes: bytes, zigzag: int = 0) -> ColumnBlock:
@@ -190,10 +192,10 @@ def _build_cached_masks(lanes: int) -> tuple[int, int, int]:
 
 
 def _build_top_bits(lanes: int, bits: int) -> int:
-    made = (
+    build = (
         _build_cached_top_bits if lanes <= _MAX_CACHED_LANES else _build_cached_top_bits.__wrapped__
     )
-    return made(lanes, bits)
+    return build(lanes, bits)
 
 
 @lru_cache(maxsize=64)
@@ -205,9 +207,9 @@ def _build_cached_top_bits(lanes: int, bits: int) -> int:
 def _split_first_values(data: bytes, changes: bytes, rows: int, lag: int) -> tuple[bytes, bytes]:
     """Split into the first values, without a predecessor, and the changes of the others."""
     if lag == 1:
-        values, rest = array("q", data), array("q", changes)
-        del rest[::rows]
-        return values[::rows].tobytes(), rest.tobytes()
+        values, later_values = array("q", data), array("q", changes)
+        del later_values[::rows]
+        return values[::rows].tobytes(), later_values.tobytes()
     column = rows * LANE_BYTES
     head = lag * LANE_BYTES
     starts = range(0, len(data), column)
@@ -281,13 +283,13 @@ class StrategyPlanner:
         return plans, blocks
 
     def _plan(self, table: RecordColumns) -> ColumnStrategy:
-        known = self._plans.get(table.name)
+        plan = self._plans.get(table.name)
         if (
-            known is not None
-            and known.typecodes == table.typecodes
-            and (known.settled or table.rows <= 1)
+            plan is not None
+            and plan.typecodes == table.typecodes
+            and (plan.settled or table.rows <= 1)
         ):
-            return known
+            return plan
         return self._remember(table, "".join(map(choose_storage, table.columns)))
 
     def _lanes(
@@ -323,9 +325,9 @@ class StrategyPlanner:
         order: dict[str, list[int]] = {}
         for code in frame.STORED_TYPES:
             if code in stored:
-                mine = [n for n, its in enumerate(stored) if its == code]
+                columns = [n for n, column_code in enumerate(stored) if column_code == code]
                 order[code] = sorted(
-                    mine, key=lambda n: _measure_spread(table.columns[n], stored[n])
+                    columns, key=lambda n: _measure_spread(table.columns[n], stored[n])
                 )
         flat = tuple(index for indices in order.values() for index in indices)
         plan = ColumnStrategy(table.typecodes, stored, order, flat, settled=table.rows > 1)

@@ -116,13 +116,13 @@ class Planes:
         plane = b""
         for k, stored in _parse_plane_code(code)[2]:
             if stored == packing.PLANE_PACKED:
-                at = self.packed_at
-                plane = self.packed[at + which.start : at + which.stop : which.step]
-                self.packed_at = at + lanes
+                offset = self.packed_at
+                plane = self.packed[offset + which.start : offset + which.stop : which.step]
+                self.packed_at = offset + lanes
             elif stored == packing.PLANE_RAW:
-                at = self.raw_at
-                plane = self.raw[at + which.start : at + which.stop : which.step]
-                self.raw_at = at + lanes
+                offset = self.raw_at
+                plane = self.raw[offset + which.start : offset + which.stop : which.step]
+                self.raw_at = offset + lanes
             out[k :: packing.LANE_BYTES] = plane
         return memoryview(out).cast("Q").tolist()
 
@@ -206,16 +206,16 @@ def unpack_blocks(
     Frames have equal shape when their blocks agree in kind, columns, rows and lag.
     """
     shapes = frames[0][1]
-    taken = [(Lanes(), Lanes()) for _ in shapes]
+    lanes = [(Lanes(), Lanes()) for _ in shapes]
     for planes, blocks in frames:
         planes.rewind()
-        for (firsts, rest), block in zip(taken, blocks):
+        for (firsts, changes), block in zip(lanes, blocks):
             columns, lag = block.columns, block.lag
             firsts.add(planes, columns * lag, block.firsts)
-            rest.add(planes, columns * (block.rows - lag), block.planes, block.zigzag)
+            changes.add(planes, columns * (block.rows - lag), block.planes, block.zigzag)
     return [
-        _decode_block(block, len(frames), firsts.concat(), rest.concat())
-        for block, (firsts, rest) in zip(shapes, taken)
+        _decode_block(block, len(frames), firsts.concat(), changes.concat())
+        for block, (firsts, changes) in zip(shapes, lanes)
     ]
 
 
@@ -231,25 +231,25 @@ def read_column_ends(
         source.skip_lanes(block.columns * block.lag, block.firsts)
         source.skip_lanes(block.columns * (block.rows - block.lag), block.planes)
     block = blocks[index]
-    lag, left = block.lag, block.rows - block.lag
+    lag, later_rows = block.lag, block.rows - block.lag
     first = column * lag
     firsts = source.read_lanes(block.columns * lag, block.firsts, range(first, first + lag))
     last = (block.rows - 1) % lag if lag else 0  # first value that the last one builds on
-    positions = range(column * left + last, (column + 1) * left, lag or 1)
-    rest = source.read_lanes(block.columns * left, block.planes, positions)
+    positions = range(column * later_rows + last, (column + 1) * later_rows, lag or 1)
+    changes = source.read_lanes(block.columns * later_rows, block.planes, positions)
     if block.zigzag:
-        rest = [value >> 1 ^ -(value & 1) for value in rest]
-    return (firsts[0], firsts[last] + sum(rest)) if lag else (rest[0], rest[-1])
+        changes = [value >> 1 ^ -(value & 1) for value in changes]
+    return (firsts[0], firsts[last] + sum(changes)) if lag else (changes[0], changes[-1])
 
 
 def _decode_block(
-    shape: frame.ColumnBlock, frames: int, firsts: NDArray[np.uint64], rest: NDArray[np.uint64]
+    shape: frame.ColumnBlock, frames: int, firsts: NDArray[np.uint64], changes: NDArray[np.uint64]
 ) -> NDArray[Any]:
     """Sum the differences of a block, in all frames at once."""
     dtype, columns, rows, lag = _DTYPES[shape.kind], shape.columns, shape.rows, shape.lag
     lanes = np.empty((columns, frames, rows), "<u8")
     lanes[:, :, :lag] = firsts.reshape(frames, columns, lag).transpose(1, 0, 2)
-    lanes[:, :, lag:] = rest.reshape(frames, columns, rows - lag).transpose(1, 0, 2)
+    lanes[:, :, lag:] = changes.reshape(frames, columns, rows - lag).transpose(1, 0, 2)
     if lag:
         _sum_differences(np.bitwise_xor if shape.kind == packing.FLOAT else np.add, lanes, lag)
     return lanes.view(dtype)
@@ -314,17 +314,17 @@ class FramePlanCache:
             tuple([(part.layout, part.rows) for part in header.parts]),
             tuple([(block.kind, block.columns, block.rows, block.lag) for block in header.blocks]),
         )
-        known = self._plans.get(key)
-        if known is None:
+        plan = self._plans.get(key)
+        if plan is None:
             places = _locate_table_columns if kind == frame.KIND_ROWS else _locate_sample_columns
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
                 self._same.clear()
             parts = [((t_ns,), columns) for t_ns, columns in places(header, layouts)]
-            known = self._plans[key] = FramePlan(
+            plan = self._plans[key] = FramePlan(
                 [(self._share(t), self._share(c)) for t, c in parts]
             )
-        return known
+        return plan
 
     def _share(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
         return self._same.setdefault(places, places)
@@ -419,11 +419,11 @@ class EncodedFrame:
         self._arrays: list[NDArray[Any]] = []
         self._at = 0
 
-    def set_decoded(self, arrays: list[NDArray[Any]], at: int) -> None:
+    def set_decoded(self, arrays: list[NDArray[Any]], position: int) -> None:
         """Store blocks decoded with those of other frames, (columns, frames, rows), and this
         frame's index.
         """
-        self._arrays, self._at, self.planes = arrays, at, None
+        self._arrays, self._at, self.planes = arrays, position, None
 
     def decode(self) -> tuple[list[NDArray[Any]], int]:
         """Return the decoded blocks as (columns, frames, rows), and this frame's index in them."""
@@ -436,8 +436,8 @@ class EncodedFrame:
         code, block, row = place
         if block < 0:
             return np.empty(0, "<f8" if code in "md" else "<i8")
-        arrays, at = self.decode()
-        return restore_scale(code, arrays[block][row, at])
+        arrays, position = self.decode()
+        return restore_scale(code, arrays[block][row, position])
 
     def read_ends(self, place: Place) -> tuple[int, int]:
         """Return the first and the last value of an integer column."""
@@ -461,8 +461,8 @@ def decode_frames(frames: Iterable[EncodedFrame]) -> None:
         arrays = unpack_blocks(
             [(member.planes, member.blocks) for member in members if member.planes]
         )
-        for at, encoded in enumerate(members):
-            encoded.set_decoded(arrays, at)
+        for index, encoded in enumerate(members):
+            encoded.set_decoded(arrays, index)
 
 
 class BlockColumns(Sequence[NDArray[Any]]):

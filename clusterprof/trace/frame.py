@@ -256,12 +256,12 @@ class LayoutTable:
         identity: begins with the name of the collector or table.
         """
         name = (kind, identity[0])
-        known = self._layouts.get(name)
-        if known is None or known.identity != identity:
+        layout = self._layouts.get(name)
+        if layout is None or layout.identity != identity:
             definition = self._encode(kind(*identity))
-            known = _Layout(identity, compute_layout_key(definition), definition)
-            self._layouts[name] = known
-        uses = known.uses
+            layout = _Layout(identity, compute_layout_key(definition), definition)
+            self._layouts[name] = layout
+        uses = layout.uses
         # Defined at uses 0, 1, 3, 7, 15, 31, 63, then every 64: damage never destroys the only
         # copy.
         if (
@@ -269,6 +269,6 @@ class LayoutTable:
             if uses < _DEFINITION_INTERVAL
             else (uses + 1) % _DEFINITION_INTERVAL == 0
         ):
-            definitions.append(known.definition)
-        known.uses += 1
-        return known.key
+            definitions.append(layout.definition)
+        layout.uses += 1
+        return layout.key

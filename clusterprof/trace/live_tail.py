@@ -173,9 +173,9 @@ class PersistentState:
         latest: dict[tuple[_Process, int], tuple[int, int]] = {}
         for row, kind, owner in zip(rows.tolist(), table[_KIND_ROW, rows].tolist(), owners):
             if kind in _MARK_KINDS:
-                kept = self._get_kept(parts[owner][0], kind)
-                kept.append(_build_row(parts[owner], table, row, int(ends[owner])))
-                del kept[:-_MAX_MARKS_PER_KIND]
+                buffer = self._get_kept(parts[owner][0], kind)
+                buffer.append(_build_row(parts[owner], table, row, int(ends[owner])))
+                del buffer[:-_MAX_MARKS_PER_KIND]
             else:
                 latest[parts[owner][0], kind] = row, owner
         for (process, kind), (row, owner) in latest.items():
@@ -358,24 +358,26 @@ class NodeTail:
         for read_frame in frames:
             self._decoder.add_layouts(read_frame)
         self._older = [*segments[:1], *segments[1:-2]] if len(segments) > 2 else []
-        at = self._find_first_needed(frames, keep_ns)
-        for read_frame in frames[:at]:
+        index = self._find_first_needed(frames, keep_ns)
+        for read_frame in frames[:index]:
             if read_frame.kind in (frame.KIND_HEADER, frame.KIND_CLOCK, frame.KIND_EVENT):
                 self._add(read_frame)
-        spans = (read_frame for read_frame in frames[:at] if read_frame.kind == frame.KIND_SPANS)
+        spans = (read_frame for read_frame in frames[:index] if read_frame.kind == frame.KIND_SPANS)
         self._persistent.keep_spans(
             record for read_frame in spans for record in self._decode(read_frame)
         )
-        for read_frame in frames[at:]:
+        for read_frame in frames[index:]:
             self._add(read_frame)
         return bool(frames)
 
     def _find_first_needed(self, frames: Sequence[frame.Frame], keep_ns: int) -> int:
         """Return the index of the first frame needed, by bisection over frames with times."""
         timed = [
-            at for at, timed_frame in enumerate(frames) if timed_frame.kind == frame.KIND_COLUMNS
+            index
+            for index, timed_frame in enumerate(frames)
+            if timed_frame.kind == frame.KIND_COLUMNS
         ]
-        sources = [frames[at] for at in timed]
+        sources = [frames[index] for index in timed]
         latest_ns = self._find_time(sources, len(sources) - 1) if timed else None
         if latest_ns is None:
             return 0
@@ -390,14 +392,14 @@ class NodeTail:
         # The records of one second are written together, with samples before rows and spans only.
         return timed[low - 1] if low else 0
 
-    def _find_time(self, sources: Sequence[frame.Frame], at: int) -> int | None:
+    def _find_time(self, sources: Sequence[frame.Frame], index: int) -> int | None:
         """Find the time of a frame of samples: the median of its last few, of which some may lie.
 
         As many frames as confirm a jump of the time outvote those that cannot.
         """
         times = [
             int(record.t_ns[-1])
-            for source in sources[max(0, at - 2 * CONFIRMATIONS) : at + 1]
+            for source in sources[max(0, index - 2 * CONFIRMATIONS) : index + 1]
             for record in self._decode(source)
             if isinstance(record, Columns) and len(record.t_ns)
         ]
@@ -450,8 +452,8 @@ class NodeTail:
             if record.kind == "recorder-stopped":
                 self.why_ended = str(record.attributes.get("reason", "")) or "the recorder stopped"
             elif record.kind in ("disk-full", "disk-resumed"):
-                full = record.kind == "disk-full"
-                self.trouble = str(record.attributes.get("message", "")) if full else ""
+                is_disk_full = record.kind == "disk-full"
+                self.trouble = str(record.attributes.get("message", "")) if is_disk_full else ""
             self._persistent.add_event(record)
         elif isinstance(record, PackedSpans | Spans):
             self._persistent.add_processes(record)
@@ -490,15 +492,15 @@ def iterate_events(path: Path) -> Iterator[Event]:
     decoder = Decoder()
     try:
         with path.open("rb", buffering=0) as file:
-            descriptor, at = file.fileno(), 0
-            while len(head := os.pread(descriptor, frame.HEAD_BYTES, at)) == frame.HEAD_BYTES:
+            descriptor, offset = file.fileno(), 0
+            while len(head := os.pread(descriptor, frame.HEAD_BYTES, offset)) == frame.HEAD_BYTES:
                 size = frame.read_payload_length(head, 0)
                 if size is None:
                     return
                 if _read_kind(head) == frame.KIND_EVENT and size <= _MAX_EVENT_BYTES:
-                    data = os.pread(descriptor, frame.HEAD_BYTES + size, at)
+                    data = os.pread(descriptor, frame.HEAD_BYTES + size, offset)
                     yield from _decode_events(decoder, data, size)
-                at += frame.HEAD_BYTES + size
+                offset += frame.HEAD_BYTES + size
     except OSError:
         return
 

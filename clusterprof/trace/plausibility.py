@@ -287,23 +287,23 @@ def _drop_attributes(event: Event, kind: type[Struct]) -> tuple[Event, list[str]
     Raises: ImplausibleError when one of them says which process the event is about, or has no
     default that means "not known".
     """
-    what = f"an event {event.kind[:40]}"
-    kept: dict[str, Any] = dict(event.attributes)
+    subject = f"an event {event.kind[:40]}"
+    attributes: dict[str, Any] = dict(event.attributes)
     problems = []
     for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in kept:
-            raise ImplausibleError(f"{what}: no {field.name}")
+        if field.required and field.name not in attributes:
+            raise ImplausibleError(f"{subject}: no {field.name}")
         is_optional = field.default is None or field.default_factory is not msgspec.NODEFAULT
         is_optional = is_optional and field.name not in _IDENTIFYING_ATTRIBUTES
         try:
-            if field.name in kept:
-                _convert(kept[field.name], field.type, f"{field.name} of {what}")
+            if field.name in attributes:
+                _convert(attributes[field.name], field.type, f"{field.name} of {subject}")
         except ImplausibleError as error:
             if not is_optional:
                 raise
             problems.append(str(error))
-            del kept[field.name]
-    return replace(event, attributes=kept), problems
+            del attributes[field.name]
+    return replace(event, attributes=attributes), problems
 
 
 def check_span_parts(parts: Iterable[SpansPart]) -> None:
@@ -317,11 +317,11 @@ def check_span_parts(parts: Iterable[SpansPart]) -> None:
             raise ImplausibleError("spans of an impossible process")
 
 
-def _convert(value: Any, kind: Any, what: str) -> None:
+def _convert(value: Any, kind: Any, subject: str) -> None:
     try:
         msgspec.convert(value, kind, strict=True)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
-        raise ImplausibleError(f"{what}: {error}") from error
+        raise ImplausibleError(f"{subject}: {error}") from error
 
 
 def find_impossible_values(values: NDArray[np.float64]) -> NDArray[np.bool_]:

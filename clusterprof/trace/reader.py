@@ -215,22 +215,22 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
     return nodes
 
 
-def find_new_node_folders(paths: Sequence[Path], known: Collection[Path]) -> list[Path]:
+def find_new_node_folders(paths: Sequence[Path], known_folders: Collection[Path]) -> list[Path]:
     """Find the folders of nodes that have appeared in some recordings that still grow.
 
-    known: folders found before. A recording that has vanished, or has no node yet, is passed over
-    if another has one. Raises: NoRecording when there is none at all.
+    known_folders: folders found before. A recording that has vanished, or has no node yet, is
+    passed over if another has one. Raises: NoRecording when there is none at all.
     """
     folders: list[Path] = []
     for path in paths:
         try:
             folders += list_node_folders(path)
         except NoRecording:
-            if not known and len(paths) == 1:
+            if not known_folders and len(paths) == 1:
                 raise
-    if not known and not folders:
+    if not known_folders and not folders:
         list_node_folders(paths[0])  # raises the error that describes the path
-    return [folder for folder in dict.fromkeys(folders) if folder not in known]
+    return [folder for folder in dict.fromkeys(folders) if folder not in known_folders]
 
 
 def _build_empty_folder_error(path: Path) -> NoRecording:
@@ -247,10 +247,10 @@ def _build_empty_folder_error(path: Path) -> NoRecording:
     if len(inside) == 1:
         return NoRecording(f"{path}: the recording is in {inside[0]}", f"give {inside[0]}")
     names = [str(folder) for folder in inside[:_MAX_LISTED]]
-    more = f" and {len(inside) - _MAX_LISTED:,} older ones" if len(inside) > _MAX_LISTED else ""
+    suffix = f" and {len(inside) - _MAX_LISTED:,} older ones" if len(inside) > _MAX_LISTED else ""
     return NoRecording(
         f"{path}: holds {len(inside):,} recordings of different jobs, newest first:"
-        f" {', '.join(names)}{more}",
+        f" {', '.join(names)}{suffix}",
         f"give one of them, for example {names[0]}",
     )
 
@@ -506,8 +506,8 @@ def find_nodes(paths: Sequence[Path]) -> NodeSources:
         return NodeSources(tuple(folders), tuple(left_out))
     folders = merge_segments(folders)
     described = [(read_identity(folder), _measure_bytes(folder)) for folder in folders]
-    kept, copies = select_copies(folders, described)
-    return NodeSources(tuple(folders[at] for at in kept), (*left_out, *copies))
+    chosen, copies = select_copies(folders, described)
+    return NodeSources(tuple(folders[index] for index in chosen), (*left_out, *copies))
 
 
 def path_exists(path: Path) -> bool:
@@ -568,19 +568,19 @@ def select_copies(
     described: by folder the identity (read_identity) and the bytes. Returns the indices of the
     folders that are kept, and the copies that are left out.
     """
-    taken: dict[tuple[str, str], int] = {}
+    index_of: dict[tuple[str, str], int] = {}
     left_out = []
-    for at, (identity, size) in enumerate(described):
-        other = taken.get(identity)
-        if other is None:
-            taken[identity] = at
+    for index, (identity, size) in enumerate(described):
+        original = index_of.get(identity)
+        if original is None:
+            index_of[identity] = index
             continue
-        better, worse = (at, other) if size > described[other][1] else (other, at)
-        taken[identity] = better
+        better, worse = (index, original) if size > described[original][1] else (original, index)
+        index_of[identity] = better
         if os.path.realpath(folders[better]) != os.path.realpath(folders[worse]):
             why = f"a copy of the recording in {folders[better]}, which was used instead"
             left_out.append(SkippedInput(folders[worse], why, "", is_copy=True))
-    return list(taken.values()), left_out
+    return list(index_of.values()), left_out
 
 
 def read_identity(folder: Path) -> tuple[str, str]:

@@ -107,8 +107,8 @@ class RemotePath(type(Path())):  # type: ignore[misc]
         """
         with _convert_errors(self):
             listed = _open_store(self.parts[0][:-1]).ls(str(self), detail=False)
-        own = "/".join(self.parts[1:])  # some stores list an empty object for the folder itself
-        paths = {path.rstrip("/") for path in listed} - {own}
+        own_key = "/".join(self.parts[1:])  # some stores list an empty object for the folder itself
+        paths = {path.rstrip("/") for path in listed} - {own_key}
         for name in sorted(path.rsplit("/", 1)[-1] for path in paths):
             yield self / name
 

@@ -161,9 +161,9 @@ class RecordingWriter:
         if not self._keep_free_bytes or now_ns - self._space_checked_ns < _SPACE_CHECK_INTERVAL_NS:
             return
         floor = self._keep_free_bytes + (self._keep_free_bytes // 20 if self._trouble else 0)
-        free = self._folder.free_bytes()
-        if free < floor:
-            raise OSError(errno.ENOSPC, f"{free} bytes are free, {floor} are left to others")
+        free_bytes = self._folder.free_bytes()
+        if free_bytes < floor:
+            raise OSError(errno.ENOSPC, f"{free_bytes} bytes are free, {floor} are left to others")
         self._space_checked_ns = now_ns
 
     def _rotation_due(self, now_ns: int) -> bool:
@@ -223,10 +223,11 @@ class RecordingWriter:
 
     def _write(self, frame: bytes) -> None:
         """Append one frame, or truncate the file to the last whole frame and raise."""
-        rest = memoryview(frame)
+        remaining = memoryview(frame)
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]  # a second write only to learn the error
+            while remaining:
+                written = os.write(self._fd, remaining)
+                remaining = remaining[written:]  # a second write only to learn the error
         except OSError:
             self._truncate()
             raise

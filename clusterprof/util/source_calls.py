@@ -176,8 +176,8 @@ def _is_idle(item: ast.stmt, names: set[str]) -> bool:
         case ast.Expr(value=ast.Call(func=function)):
             return _name_callee(function).rpartition(".")[2] in _SLEEPS
         case ast.Assign(targets=targets):
-            given = {node.id for node in targets if isinstance(node, ast.Name)}
-            return bool(given & names) or not _list_called_names(item)
+            assigned_names = {node.id for node in targets if isinstance(node, ast.Name)}
+            return bool(assigned_names & names) or not _list_called_names(item)
         case ast.AugAssign():
             return not _list_called_names(item)
         case ast.If(body=body, orelse=other):

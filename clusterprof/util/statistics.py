@@ -67,12 +67,12 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
-    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [1.0] * len(p_values)
     largest = 0.0
-    for rank, at in enumerate(order):
-        largest = max(largest, min(1.0, p_values[at] * (len(p_values) - rank)))
-        adjusted[at] = largest
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = largest
     return adjusted
 
 
@@ -93,11 +93,11 @@ def _descend(matrix: Floats, target: Floats, shares: Floats) -> Floats:
     rows = tuple(zip(matrix.tolist(), np.diag(matrix).tolist(), target.tolist()))
     for _ in range(_ROUNDS):
         converged = True
-        for at, (row, own, wanted) in enumerate(rows):
-            old = values[at]
-            new = (wanted - sum(map(mul, row, values)) + own * old) / own
-            values[at] = new = 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
-            if abs(new - old) >= _CONVERGED:
+        for index, (row, diagonal, wanted) in enumerate(rows):
+            previous = values[index]
+            value = (wanted - sum(map(mul, row, values)) + diagonal * previous) / diagonal
+            values[index] = value = 0.0 if value < 0.0 else 1.0 if value > 1.0 else value
+            if abs(value - previous) >= _CONVERGED:
                 converged = False
         if converged:
             break

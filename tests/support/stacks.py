@@ -30,7 +30,7 @@ def list_samples(node: NodeTables, pid: int) -> dict[int, list[Sample]]:
         if kind == layout.STACK_SAMPLE:
             assert (end, state) == (start, 0)
             (number,) = interner.translate(pid, 1, np.array([stack])).tolist()
-            places = [table.places[index] for index in table.list_places(number)]
+            places = [table.locations[index] for index in table.list_locations(number)]
             frames = [f"{place.file}:{place.line} {place.function}" for place in places]
             listed.setdefault(thread, []).append((start / 1e6, interval / 1e6, frames))
     return listed

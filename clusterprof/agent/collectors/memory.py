@@ -268,7 +268,7 @@ class ShmCollector:
         try:
             stats = self._statvfs(path)
         except OSError as error:
-            raise convert_os_error(error, str(path), _SHM_REMEDY) from None
+            raise convert_os_error(error, str(path), _SHM_REMEDY, by_user=True) from None
         size = stats.f_blocks * stats.f_frsize
         if size <= 0:
             raise Unavailable(

@@ -144,7 +144,7 @@ def _list_mount_operations(mounts: list[NfsMount]) -> list[tuple[str, list[str]]
     return [
         (
             mount.point,
-            [op for op, done in mount.operations.items() if op in _ALWAYS or done.operations],
+            [op for op, counts in mount.operations.items() if op in _ALWAYS or counts.operations],
         )
         for mount in mounts
     ]
@@ -485,14 +485,15 @@ class LustreCollector:
         """Read every mount, in the thread; every 10 s also the set of mounts and the
         connections."""
         now_ns = self._clock()
-        full = self._full_read_ns is None or now_ns - self._full_read_ns >= _FULL_READ_NS
-        if full:
+        is_full_read = self._full_read_ns is None or now_ns - self._full_read_ns >= _FULL_READ_NS
+        if is_full_read:
             if self._find_mounts() != self._mounts:
                 raise DevicesChanged
             self._full_read_ns = now_ns
         calls_of_mount = self._calls or [() for _ in self._mount_readers]
         readings = [
-            reader.read(full, calls) for reader, calls in zip(self._mount_readers, calls_of_mount)
+            reader.read(is_full_read, calls)
+            for reader, calls in zip(self._mount_readers, calls_of_mount)
         ]
         calls = [tuple(reading.calls) for reading in readings]
         if self._calls and calls != self._calls:

@@ -212,8 +212,8 @@ class _Process:
         if name != self._name[0] or self._reads < _SCRIPT_READS:
             self._reads += 1
             script = _read_script(self._folder) if name.startswith(b"python") else b""
-            full = b" ".join(filter(None, (name, script)))
-            self._name = (name, names.index(full.decode("utf-8", "replace")))
+            command = b" ".join(filter(None, (name, script)))
+            self._name = (name, names.index(command.decode("utf-8", "replace")))
         self._stat_data = stat
         self._facts = (parent_pid, started_ticks, rss_bytes, *self._io, threads, self._name[1])
         return self._facts

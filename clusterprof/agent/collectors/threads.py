@@ -211,17 +211,17 @@ class ThreadsCollector(DeferredCollector):
 
     def _list_threads(self, now_ns: int, readings: list[ThreadReading]) -> None:
         listed = {(thread.pid, thread.tid) for thread in self._idle} | self._others.keys()
-        new = 0
+        new_count = 0
         for pid in self._main:
             try:
                 tids = [int(name) for name in os.listdir(f"{self._proc}/{pid}/task")]
             except OSError:
                 continue
             for tid in tids:
-                if tid != pid and (pid, tid) not in listed and new < _MAX_NEW_THREADS:
-                    new += 1
+                if tid != pid and (pid, tid) not in listed and new_count < _MAX_NEW_THREADS:
+                    new_count += 1
                     self._add_thread(pid, tid, now_ns, readings)
-        self._listing_needed = new >= _MAX_NEW_THREADS
+        self._listing_needed = new_count >= _MAX_NEW_THREADS
         self._listed_ns = now_ns
 
     def _add_thread(self, pid: int, tid: int, now_ns: int, readings: list[ThreadReading]) -> None:

@@ -9,7 +9,6 @@ Checks the fabric of a node for `doctor`: rails, ports near GPUs, bonds, GPUDire
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,6 @@ _MAX_SHOWN_DEVICES = 4
 _MAX_RECORDERS = 8
 _TIMEOUT_SECONDS = 4.0  # a tool that reports once a second needs two reports
 _RETRY_SECONDS = 0.05
-_USER_REMEDY = re.compile(r"pip install|newer clusterprof|run as the job's user|--|\b(un)?set ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +159,7 @@ def find_owner(reason: Unavailable) -> str:
     """Return who can make a missing value readable."""
     if not reason.remedy:
         return OWNER_NOBODY
-    words = reason.remedy.lower()
-    if reason.kind != "denied" and _USER_REMEDY.search(words):
-        return OWNER_USER
-    if reason.kind == "failed" and "bug" in words:
-        return OWNER_USER
-    return OWNER_ADMIN
+    return OWNER_USER if reason.by_user else OWNER_ADMIN
 
 
 def _check_source(name: str, collector: Any) -> SourceCheck:
@@ -268,7 +261,7 @@ def _convert_error(error: BaseException) -> Unavailable:
     if isinstance(error, Unavailable):
         return error
     message = f"{type(error).__name__}: {error}"[:300]
-    return Unavailable("failed", message, "report this as a bug")
+    return Unavailable("failed", message, "report this as a bug", by_user=True)
 
 
 HOST_CHECK_NAME = "host"

@@ -391,7 +391,7 @@ class IsolatedCollector:
             elif kind == "adopted":
                 self._changed |= self._devices[message[1]].handle_adopted(message[2], message[3])
             elif kind == "unavailable":
-                self._refusal = Unavailable(*message[1:4])
+                self._refusal = Unavailable(*message[1:5])
         if self._helper.ended():
             self._handle_crash(now_ns)
 

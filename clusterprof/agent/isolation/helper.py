@@ -7,12 +7,12 @@ pipe is always noticed.
     → ["sample", index, sequence]    ← ["values", index, sequence, t_ns, changes, notes]
     → ["adopt", index]               ← ["adopted", index, entry, signals]
                                      ← ["opened", inventory, [signals]]
-                                     ← ["unavailable", kind, message, remedy]
+                                     ← ["unavailable", kind, message, remedy, by user]
 
-`signals` is the list of one device. `changes` is [place, value, place, value …] of the
+`signals` is the list of one device. `changes` is [index, value, index, value …] of the
 values that differ from the previous answer (the first answer has all): most values of a
 GPU are sampled ten times a second but change once a second or never. A value is a
-number or [kind, message, remedy]. None: nothing new since the last answer.
+number or [kind, message, remedy, by user]. None: nothing new since the last answer.
 
 When the pipe ends the helper stops its tools and exits, but not during a call: killing
 a process inside the driver has frozen GPUs until a reboot. It waits for the call to
@@ -70,7 +70,7 @@ class _Service:
         try:
             library = self._opened(self._mark, self._skip)
         except Unavailable as reason:
-            self._send(["unavailable", reason.kind, reason.message, reason.remedy])
+            self._send(["unavailable", *reason.list_fields()])
             return
         except Exception as error:  # a binding that cannot even be imported
             self._send(["unavailable", "failed", f"{type(error).__name__}: {error}"[:300], ""])
@@ -165,14 +165,14 @@ def _list_changes(sent: list[Any], sampled: Sequence[Any]) -> list[Any]:
     if len(sent) != len(sampled):
         sent = [_NO_VALUE] * len(sampled)
     changes: list[Any] = []
-    for index, (old, new) in enumerate(zip(sent, sampled)):
-        if new is not old and (new != old or type(new) is not type(old)):
-            changes += (index, _encode_value(new))
+    for index, (previous, value) in enumerate(zip(sent, sampled)):
+        if value is not previous and (value != previous or type(value) is not type(previous)):
+            changes += (index, _encode_value(value))
     return changes
 
 
 def _encode_value(value: Any) -> Any:
-    return [value.kind, value.message, value.remedy] if isinstance(value, Unavailable) else value
+    return list(value.list_fields()) if isinstance(value, Unavailable) else value
 
 
 def _limit_process() -> None:

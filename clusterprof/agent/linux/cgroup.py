@@ -187,15 +187,15 @@ def find_tightest_memory_limit(cgroup_folder: CgroupFolder) -> tuple[Path, int |
 def _find_tightest_limit(
     cgroup_folder: CgroupFolder, read: Callable[[Path, int], _Limit | None]
 ) -> tuple[Path, _Limit | None]:
-    best: tuple[Path, _Limit | None] = (cgroup_folder.folder, None)
+    tightest: tuple[Path, _Limit | None] = (cgroup_folder.folder, None)
     for level in cgroup_folder.list_levels():
         try:
             limit = read(level, cgroup_folder.version)
         except Unavailable:
             continue  # the root has no such file, and a level may be unreadable for us
-        if limit is not None and (best[1] is None or limit < best[1]):
-            best = (level, limit)
-    return best
+        if limit is not None and (tightest[1] is None or limit < tightest[1]):
+            tightest = (level, limit)
+    return tightest
 
 
 def _resolve_mount_point(roots: Roots, point: str) -> Path:

@@ -193,8 +193,8 @@ class ProcessTree:
         if thorough or began_ns >= self._scan_due_ns:
             numbers = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
             self._parents = {pid: up for pid, up in self._parents.items() if pid in numbers}
-            new = sorted(numbers - self._parents.keys())
-            for pid in new[-_MAX_SCANNED:]:  # the youngest: a job is younger than its node
+            new_pids = sorted(numbers - self._parents.keys())
+            for pid in new_pids[-_MAX_SCANNED:]:  # the youngest: a job is younger than its node
                 data = _read_process_file(f"{self._proc}/{pid}/stat")
                 if data is not None:
                     self._parents[pid] = parse_stat(data).parent_pid

@@ -50,7 +50,7 @@ def import_psutil() -> Any:
     try:
         import psutil
     except ImportError as error:
-        raise Unavailable("absent", f"psutil: {error}", "pip install psutil") from None
+        raise Unavailable("absent", f"psutil: {error}", "pip install psutil", True) from None
     except NotImplementedError:
         raise Unavailable("absent", f"psutil does not support {sys.platform}", "") from None
     return psutil

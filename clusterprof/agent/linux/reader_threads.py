@@ -220,12 +220,12 @@ class ParallelReaders(Generic[Reading]):
         self._rest = _PARALLEL_REST_FACTOR * max(1, len(reads))
         self._taken.clear()
         self._silent.clear()
-        old = {name: self._abandoned[name] for name in reads if name in self._abandoned}
+        abandoned = {name: self._abandoned[name] for name in reads if name in self._abandoned}
         for name in reads:
-            if name not in old:
+            if name not in abandoned:
                 self._start(name)
         end = time.monotonic() + self._wait_seconds
-        for name, aside in old.items():  # a thread that was merely in mid-reading returns
+        for name, aside in abandoned.items():  # a thread that was merely in mid-reading returns
             aside.wait(end - time.monotonic())
             if aside.hangs:
                 self._readers[name] = aside

@@ -298,8 +298,8 @@ class _Collection:
         os.unlink(path)
         registration = read_small_json(str(self._run_dir / "register" / f"{pid}.json")) or {}
         rank = (parse_registration(registration) or {}).get("rank")
-        free = os.statvfs(self._folder)
-        if rank is None or not content or free.f_bavail * free.f_frsize < MIN_FREE_BYTES:
+        stats = os.statvfs(self._folder)
+        if rank is None or not content or stats.f_bavail * stats.f_frsize < MIN_FREE_BYTES:
             return False
         mode = stat.S_IMODE(os.stat(self._folder).st_mode)
         (self._folder / OUTPUT_LINK).mkdir(mode=mode, exist_ok=True)

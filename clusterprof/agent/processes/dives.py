@@ -266,11 +266,11 @@ class _WindowFiles:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._source = open(os.open(self._trace, flags), "rb")  # noqa: SIM115 - closed at its end
         status = os.fstat(self._source.fileno())
-        free = os.statvfs(self._folder)
+        stats = os.statvfs(self._folder)
         is_plain = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if not is_plain or status.st_size > MAX_TRACE_BYTES:
             self._end(f"its trace of {status.st_size} bytes was not kept")
-        elif free.f_bavail * free.f_frsize < MIN_FREE_BYTES:
+        elif stats.f_bavail * stats.f_frsize < MIN_FREE_BYTES:
             self._end("its trace was not kept: too little disk space is free")
         else:
             mode = stat.S_IMODE(os.stat(self._folder).st_mode)

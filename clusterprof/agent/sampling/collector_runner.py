@@ -558,7 +558,7 @@ class CollectorRunner:
 
     def _report_fault(self, now_ns: int, error: BaseException) -> None:
         reason = Unavailable(
-            "failed", f"{type(error).__name__}: {error}"[:500], "report this as a bug"
+            "failed", f"{type(error).__name__}: {error}"[:500], "report this as a bug", True
         )
         if self._reasons.set_for_collector(now_ns, reason):
             self._note(self.name, error)

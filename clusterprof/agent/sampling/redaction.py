@@ -41,7 +41,9 @@ class Redactor:
         """job: name of the job. hostnames: names of this machine; None = those of the kernel."""
         self._key = blake2b(job.encode(errors="replace"), digest_size=32).digest()
         names = (os.uname().nodename,) if hostnames is None else hostnames
-        words = {name for full in names for name in (full, full.partition(".")[0]) if name}
+        words = {
+            name for host_name in names for name in (host_name, host_name.partition(".")[0]) if name
+        }
         long = [re.escape(word) for word in words if len(word) >= _MIN_HOST_CHARACTERS]
         pattern = "|".join(sorted(long, key=len, reverse=True))
         self._host = re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])") if pattern else None
@@ -57,9 +59,9 @@ class Redactor:
         """Return the job's name without the words that people chose; numbers and times stay."""
         if not job or _PUBLIC_JOB.fullmatch(job):
             return job
-        name, separator, made = job.partition("@")
+        name, separator, suffix = job.partition("@")
         if separator:
-            return f"{self.hide_name(name)}@{made}"
+            return f"{self.hide_name(name)}@{suffix}"
         restart = _RESTART.search(job)
         end = restart[0] if restart else ""
         return self.hide_name(job.removesuffix(end)) + end

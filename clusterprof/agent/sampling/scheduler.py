@@ -98,7 +98,7 @@ class BatchedReader:
         self.stale = True
 
 
-class Clock(Protocol):
+class SamplingClock(Protocol):
     """The time interface of the sampling loop; tests supply their own."""
 
     wakes_on_files: bool
@@ -209,7 +209,7 @@ class RateGroup:
         self._reader = reader
         self._separate: Sequence[CollectorRunner] = runners
 
-    def sample(self, now_ns: int, clock: Clock, schedule: Schedule) -> tuple[int, int]:
+    def sample(self, now_ns: int, clock: SamplingClock, schedule: Schedule) -> tuple[int, int]:
         """Sample the runners that are due; return the next due time and the next wake-up time, ns.
 
         An unavailable collector is retried when another one is sampled.
@@ -329,7 +329,7 @@ class OptionalSource:
 def record_batches(
     runners: Sequence[CollectorRunner],
     sources: Sequence[RecordSource],
-    clock: Clock,
+    clock: SamplingClock,
     schedule: Schedule,
     budget: Budget,
     tick_ns: int,
@@ -388,7 +388,9 @@ def record_batches(
     yield _finish_recording(runners, sources, clock, reason)
 
 
-def _adapt_slowdown(budget: Budget, schedule: Schedule, clock: Clock, now_ns: int) -> list[Record]:
+def _adapt_slowdown(
+    budget: Budget, schedule: Schedule, clock: SamplingClock, now_ns: int
+) -> list[Record]:
     """Adapt the slowdown to the CPU time used; return the event if it changes."""
     change = budget.check(now_ns, clock.cpu_ns(), schedule.slowdown)
     if change is None:
@@ -398,7 +400,10 @@ def _adapt_slowdown(budget: Budget, schedule: Schedule, clock: Clock, now_ns: in
 
 
 def _finish_recording(
-    runners: Sequence[CollectorRunner], sources: Sequence[RecordSource], clock: Clock, reason: str
+    runners: Sequence[CollectorRunner],
+    sources: Sequence[RecordSource],
+    clock: SamplingClock,
+    reason: str,
 ) -> list[Record]:
     now_ns = clock.now_ns()
     records = [record for source in sources for record in source.finish(now_ns)]

@@ -454,6 +454,7 @@ class _StopCondition:
         self._registry = registry
         self._begin_ns = begin_ns
         self._stop_reason = stop_reason
+        self._has_removed_run_dir = False
         self.reason = ""
         self.end_ns = NEVER_NS if request.duration_ns is None else begin_ns + request.duration_ns
 
@@ -462,7 +463,7 @@ class _StopCondition:
         reason = self._find_reason(now_ns)
         if reason:
             self.reason = reason
-            if reason != "no process is left":
+            if not self._has_removed_run_dir:
                 remove_unused_run_dir(self._order.run_dir, self._registry.has_processes)
         return reason
 
@@ -472,9 +473,7 @@ class _StopCondition:
             return signal_name
         if now_ns >= self.end_ns:
             return "the duration is over"
-        if not self._order.follow:
-            return ""
-        if self._registry.has_processes():
+        if not self._order.follow or self._registry.has_processes():
             return ""
         may_end = (
             self._registry.has_registered or now_ns - self._begin_ns >= _REGISTRATION_TIMEOUT_NS
@@ -490,7 +489,8 @@ class _StopCondition:
             self._registry.look_again(now_ns)
             return self._registry.has_processes()
 
-        return remove_unused_run_dir(self._order.run_dir, has_processes)
+        self._has_removed_run_dir = remove_unused_run_dir(self._order.run_dir, has_processes)
+        return self._has_removed_run_dir
 
 
 def _is_collector_possible(kind: Any, roots: Roots) -> bool:

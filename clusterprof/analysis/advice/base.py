@@ -126,7 +126,7 @@ class Recommendation:
     """Text shown if a rule excludes this advice: "More workers are not advised"."""
     needs_workers: bool = False
     """True if nobody expects it of a job without workers: that text is not shown then."""
-    place: Literal["rank", "node", "job"] = "rank"
+    addressee: Literal["rank", "node", "job"] = "rank"
     """Whom it addresses: the culprit ranks, the operator of their node, or the whole job."""
     effort: Effort = field(kw_only=True)
     """The effort it takes: a word of `advice.EFFORTS`."""
@@ -139,7 +139,7 @@ class Recommendation:
         filled = fill if isinstance(fill, FilledRecommendation) else fill(context)
         change, commands = strip_command_marks(filled.change)
         return Advice(
-            what=_with_location(filled.what or self.what, context, self.place),
+            what=_with_location(filled.what or self.what, context, self.addressee),
             because=_build_reason(context, self.evidence_names, filled.because),
             change=change,
             gain=_describe_gain(context, self.published) if not self.diagnose else _DIAGNOSIS_GAIN,
@@ -177,40 +177,44 @@ def describe_location(context: AdviceContext, with_ranks: bool = True) -> str:
     if len(names) > 1:
         return f"on {len(names)} nodes, mainly {names[0]}"
     ranks = [culprit.rank for culprit in chief if culprit.rank is not None]
-    few = ""
+    rank_names = ""
     if ranks and len(ranks) == len(chief):
-        few = f"rank{'' if len(ranks) == 1 else 's'} {format_number_list(ranks)}"
+        rank_names = f"rank{'' if len(ranks) == 1 else 's'} {format_number_list(ranks)}"
     if context.nodes < 2:
-        return f"on {few or names[0]}"
-    return f"on {names[0]}, {few}" if few and with_ranks else f"on {names[0]}"
+        return f"on {rank_names or names[0]}"
+    return f"on {names[0]}, {rank_names}" if rank_names and with_ranks else f"on {names[0]}"
 
 
 def describe_loss_share(context: AdviceContext) -> str:
     """Describe how much time was lost to the cause."""
     finding = context.finding
-    whole = "the recorded time" if finding.outside_steps else "the time in steps"
+    period = "the recorded time" if finding.outside_steps else "the time in steps"
     at_most = "at most " if finding.upper_bound else ""
     part = format_quantity(finding.share_ratio, "ratio")
     return (
-        f"{at_most}{format_quantity(finding.lost_ns, 'ns')} of GPU time ({part} of {whole})"
+        f"{at_most}{format_quantity(finding.lost_ns, 'ns')} of GPU time ({part} of {period})"
         f" was lost to it"
     )
 
 
-def _with_location(what: str, context: AdviceContext, whom: str) -> str:
-    place = (
+def _with_location(what: str, context: AdviceContext, addressee: str) -> str:
+    location = (
         ""
-        if whom == "job" or (whom == "node" and context.nodes < 2)
-        else describe_location(context, with_ranks=whom != "node")
+        if addressee == "job" or (addressee == "node" and context.nodes < 2)
+        else describe_location(context, with_ranks=addressee != "node")
     )
-    return f"{place[:1].upper()}{place[1:]}: {what[:1].lower()}{what[1:]}" if place else what
+    if not location:
+        return what
+    return f"{location[:1].upper()}{location[1:]}: {what[:1].lower()}{what[1:]}"
 
 
-def _build_reason(context: AdviceContext, endings: tuple[str, ...], more: tuple[str, ...]) -> str:
+def _build_reason(
+    context: AdviceContext, endings: tuple[str, ...], reasons: tuple[str, ...]
+) -> str:
     numbers = [item for ending in endings if (item := context.find_evidence(ending)) is not None]
     return "; ".join(
         dict.fromkeys(
-            [describe_loss_share(context), *(format_evidence(item) for item in numbers), *more]
+            [describe_loss_share(context), *(format_evidence(item) for item in numbers), *reasons]
         )
     )
 
@@ -242,15 +246,18 @@ def get_metric_name(context: AdviceContext) -> str:
 
 
 def describe_check(context: AdviceContext, moves: str) -> str:
-    now = format_quantity(context.finding.share_ratio, "ratio")
+    share = format_quantity(context.finding.share_ratio, "ratio")
     metric = get_metric_name(context)
     if metric:
         half = f"{50 * context.finding.share_ratio:.1f}%"
-        text = f"record again, then clusterprof gate RUN --assert '{metric} <= {half}' (now {now})"
-    else:
-        whole = "the recorded time" if context.finding.outside_steps else "the time in steps"
         text = (
-            f"record again, then clusterprof analyze RUN: {context.cause} is below {now} of {whole}"
+            f"record again, then clusterprof gate RUN --assert '{metric} <= {half}' (now {share})"
+        )
+    else:
+        whole_time = "the recorded time" if context.finding.outside_steps else "the time in steps"
+        text = (
+            f"record again, then clusterprof analyze RUN: {context.cause} is below {share} of"
+            f" {whole_time}"
         )
     return f"{text}; {moves}" if moves else text
 
@@ -260,11 +267,11 @@ def format_share(share: float) -> str:
     return f"{min(100 * share, 100.0):.0f} %"
 
 
-def format_code_location(place: CodeLocation) -> str:
+def format_line_in_function(location: CodeLocation) -> str:
     """Format a line for a sentence: "train.py:42 in augment"."""
-    if place.file.startswith("<"):
-        return place.function
-    name = place.file.rpartition("/")[2]
-    return (
-        f"{name}:{place.line} in {place.function}" if place.line else f"{place.function} in {name}"
-    )
+    if location.file.startswith("<"):
+        return location.function
+    name = location.file.rpartition("/")[2]
+    if not location.line:
+        return f"{location.function} in {name}"
+    return f"{name}:{location.line} in {location.function}"

@@ -20,7 +20,7 @@ from clusterprof.analysis.advice.base import (
     describe_check,
     describe_location,
     describe_loss_share,
-    format_code_location,
+    format_line_in_function,
     format_share,
     mark_command,
     strip_command_marks,
@@ -88,13 +88,14 @@ class KnownCall:
     replaces: tuple[str, ...] = ()
     """General recommendations that say less."""
 
-    def matches_frame(self, place: CodeLocation) -> bool:
+    def matches_frame(self, location: CodeLocation) -> bool:
         """Return whether a frame of a library is this call."""
-        if place.file == _BUILT_IN:
-            return bool(self.built_in) and re.fullmatch(self.built_in, place.function) is not None
-        if not self.files or re.search(rf"(?:^|/)(?:{self.files})", place.file) is None:
+        if location.file == _BUILT_IN:
+            function = location.function
+            return bool(self.built_in) and re.fullmatch(self.built_in, function) is not None
+        if not self.files or re.search(rf"(?:^|/)(?:{self.files})", location.file) is None:
             return False
-        return not self.functions or place.function.rpartition(".")[2] in self.functions
+        return not self.functions or location.function.rpartition(".")[2] in self.functions
 
     def matches_source(self, calls: Iterable[str]) -> bool:
         """Return whether one of the calls on a source line is this call."""
@@ -520,7 +521,7 @@ def find_known_call(path: CodePath, cause: str) -> KnownCall | None:
     """Find the known call that a stack is in; None if it is in none that fits the cause."""
     candidates = list_known_calls(cause)
     for call in candidates:
-        if any(call.matches_frame(place) for place in path.called):
+        if any(call.matches_frame(location) for location in path.called):
             return call
     if path.called:
         return None
@@ -538,11 +539,11 @@ def select_line_advice(context: AdviceContext) -> tuple[LineAdvice, ...]:
             calls[call.id] = call
             paths.setdefault(call.id, []).append(path)
     selected = []
-    for id_, own in paths.items():
-        share = sum(path.share_ratio for path in own)
-        if share >= MIN_SHARE and sum(path.samples for path in own) >= MIN_SAMPLES:
+    for id_, call_paths in paths.items():
+        share = sum(path.share_ratio for path in call_paths)
+        if share >= MIN_SHARE and sum(path.samples for path in call_paths) >= MIN_SAMPLES:
             is_first = share >= MIN_FIRST_SHARE and is_code_the_reason(context.cause)
-            advice = _build_advice(calls[id_], own, share, context)
+            advice = _build_advice(calls[id_], call_paths, share, context)
             selected.append(LineAdvice(advice, share, is_first, calls[id_].replaces))
     selected.sort(key=lambda item: (-item.share_ratio, item.advice.id))
     return tuple(selected[:MAX_LINE_ADVICE])
@@ -553,21 +554,21 @@ def _build_advice(
 ) -> Advice:
     shares: dict[CodeLocation, float] = {}
     for path in paths:
-        shares[path.place] = shares.get(path.place, 0.0) + path.share_ratio
-    line = max(shares, key=lambda place: (shares[place], str(place)))
+        shares[path.location] = shares.get(path.location, 0.0) + path.share_ratio
+    line = max(shares, key=lambda location: (shares[location], str(location)))
     text, commands = strip_command_marks(_COMMAND.sub(_mark_match, call.change))
     where = describe_location(context)
     prefix = f"{where[:1].upper()}{where[1:]}: " if where else ""
     verb = f"and {len(shares) - 1} more spend" if len(shares) > 1 else "spends"
     spent = format_share(share)
     return Advice(
-        what=f"{prefix}{format_code_location(line)} {verb} {spent} in {call.title}: {call.what}",
+        what=f"{prefix}{format_line_in_function(line)} {verb} {spent} in {call.title}: {call.what}",
         because=f"{describe_loss_share(context)}; {spent} of it passed through {call.title}"
         f" ({sum(path.samples for path in paths):,} samples)",
         change=text,
         gain=_describe_gain(call, share, context),
         verify=describe_check(context, call.expected_change)
-        + f"; {format_code_location(line)} has less of it in clusterprof analyze RUN --by line",
+        + f"; {format_line_in_function(line)} has less of it in clusterprof analyze RUN --by line",
         worse=call.worse,
         id=call.id,
         effort=call.effort,
@@ -593,6 +594,6 @@ def find_dominant_line(context: AdviceContext) -> CodePath | None:
     """Find the line through which half of the time or more passes; None if there is none."""
     shares: dict[str, float] = {}
     for path in context.code:
-        shares[str(path.place)] = shares.get(str(path.place), 0.0) + path.share_ratio
-    paths = [path for path in context.code if shares[str(path.place)] >= MIN_DOMINANT_SHARE]
+        shares[str(path.location)] = shares.get(str(path.location), 0.0) + path.share_ratio
+    paths = [path for path in context.code if shares[str(path.location)] >= MIN_DOMINANT_SHARE]
     return paths[0] if paths else None

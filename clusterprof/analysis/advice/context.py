@@ -132,7 +132,7 @@ class RankSetup:
 class CodePath:
     """Time of a finding that was lost in one stack, from the line of the user on."""
 
-    place: CodeLocation
+    location: CodeLocation
     """The line of the user's own code; the outermost known line where there is none."""
     called: tuple[CodeLocation, ...] = ()
     """Lines of libraries below it, outermost first."""

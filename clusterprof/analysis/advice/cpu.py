@@ -57,8 +57,8 @@ def fill_more_cpus(context: AdviceContext) -> FilledRecommendation:
         f"leave the rank {n} CPUs: undo taskset, numactl --physcpubind or docker run"
         f" --cpuset-cpus, or name {n} CPUs in it",
     )
-    what = f"Give the rank {n} CPUs" if count is not None else ""
-    return FilledRecommendation(change, tuple(describe_cpus(context)), what)
+    instruction = f"Give the rank {n} CPUs" if count is not None else ""
+    return FilledRecommendation(change, tuple(describe_cpus(context)), instruction)
 
 
 def fill_raised_quota(context: AdviceContext) -> FilledRecommendation:
@@ -93,49 +93,50 @@ _GREYHOUND = "CPU contention lengthened jobs by 12 % in probes (Greyhound, ATC 2
 
 
 def _fill_more_workers(context: AdviceContext) -> FilledRecommendation:
-    workers, new = context.workers or 0, choose_worker_count(context)
+    workers, count = context.workers or 0, choose_worker_count(context)
     needed = estimate_needed_workers(context)
     reasons = [f"num_workers is {workers}", *describe_cpus(context)]
     if needed is not None and context.setup.own_loss_ratio:
         lost = format_quantity(context.setup.own_loss_ratio, "ratio")
         reasons.append(f"with {lost} of its steps lost, {needed} would keep up")
-        if new is not None and new < needed:
-            reasons.append(f"there are CPUs for {new} only, so part of the loss will remain")
-    to = "N" if new is None else str(new)
-    bound = ", at most the CPUs of the rank less one" if new is None else ""
+        if count is not None and count < needed:
+            reasons.append(f"there are CPUs for {count} only, so part of the loss will remain")
+    target = "N" if count is None else str(count)
+    bound = ", at most the CPUs of the rank less one" if count is None else ""
     if context.setup.loader is None:  # processes of the job's own, or of another library
         return FilledRecommendation(
-            f"{to} processes that make batches instead of {workers}{bound}",
+            f"{target} processes that make batches instead of {workers}{bound}",
             (f"processes that make batches: {workers}", *reasons[1:]),
-            f"Raise the number of processes that make batches from {workers} to {to}{bound}",
+            f"Raise the number of processes that make batches from {workers} to {target}{bound}",
         )
-    call = mark_command(f"DataLoader(num_workers={to})")
+    call = mark_command(f"DataLoader(num_workers={target})")
     change = f"{call} instead of num_workers={workers}"
     change += " (N: at most the CPUs of the rank less one)" if bound else ""
     return FilledRecommendation(
-        change, tuple(reasons), f"Raise num_workers from {workers} to {to}{bound}"
+        change, tuple(reasons), f"Raise num_workers from {workers} to {target}{bound}"
     )
 
 
 def _fill_prefetch(context: AdviceContext) -> FilledRecommendation:
-    now, new = choose_prefetch_factor(context)
+    factor, raised = choose_prefetch_factor(context)
     workers = context.workers or 0
+    batches = factor * workers
     return FilledRecommendation(
-        f"{mark_command(f'DataLoader(prefetch_factor={new})')} instead of {now}",
-        (f"prefetch_factor is {now}, so {workers} workers hold {now * workers} batches at most",),
-        f"Raise prefetch_factor from {now} to {new}",
+        f"{mark_command(f'DataLoader(prefetch_factor={raised})')} instead of {factor}",
+        (f"prefetch_factor is {factor}, so {workers} workers hold {batches} batches at most",),
+        f"Raise prefetch_factor from {factor} to {raised}",
     )
 
 
 def _fill_cheaper_preprocessing(context: AdviceContext) -> FilledRecommendation:
     kind, pid = context.resource_facts.kind, context.resource_facts.pid
-    number, here = ("PID", "") if pid is None else (str(pid), " of this run")
-    what = "the training process" if kind == "training-process" else "a worker"
+    pid_text, suffix = ("PID", "") if pid is None else (str(pid), " of this run")
+    process = "the training process" if kind == "training-process" else "a worker"
     change = "do once and offline what every epoch repeats (decode, resize, tokenize), and the rest"
     change += " with fewer operations"
     if not context.code:
-        profile = mark_command(f"py-spy record -d 30 -o profile.svg --pid {number}")
-        change = f"find the functions in {what}{here} with {profile}; {change}"
+        profile = mark_command(f"py-spy record -d 30 -o profile.svg --pid {pid_text}")
+        change = f"find the functions in {process}{suffix} with {profile}; {change}"
     return FilledRecommendation(change, tuple(describe_cpus(context)))
 
 
@@ -208,7 +209,7 @@ CPU_RECOMMENDATIONS = (
                 lambda s: s.cause != "cpu-throttled" and not QUOTA_USED_UP.holds(s),
             ),
         ),
-        place="node",
+        addressee="node",
         effort="setting",
     ),
     Recommendation(
@@ -333,13 +334,11 @@ def _fill_fewer_threads(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_find_cpu_user(context: AdviceContext) -> FilledRecommendation:
-    other = context.machine.other_processes_cpu_ratio
-    reasons: list[str] = []
-    if other is not None:
-        reasons = [
-            f"others used {format_quantity(other, 'ratio')} of the CPU time used on the node"
-        ]
-    reasons += describe_cpu_users(context)
+    ratio = context.machine.other_processes_cpu_ratio
+    reasons = describe_cpu_users(context)
+    if ratio is not None:
+        share = format_quantity(ratio, "ratio")
+        reasons.insert(0, f"others used {share} of the CPU time used on the node")
     alone = {
         "slurm": mark_command("sbatch --exclusive"),
         "kubernetes": "a Guaranteed pod under cpuManagerPolicy: static",
@@ -375,11 +374,11 @@ def _fill_more_memory(context: AdviceContext) -> FilledRecommendation:
         return FilledRecommendation(
             "raise memory.high of the job's cgroup, or set it to max", reasons
         )
-    to = format_quantity(int(1.5 * limit), "bytes")
-    how = {"slurm": "sbatch --mem", "kubernetes": "resources.limits.memory"}
-    name = how.get(context.machine.launcher, "memory.max of its cgroup (docker run --memory)")
+    new_limit = format_quantity(int(1.5 * limit), "bytes")
+    option = {"slurm": "sbatch --mem", "kubernetes": "resources.limits.memory"}
+    name = option.get(context.machine.launcher, "memory.max of its cgroup (docker run --memory)")
     return FilledRecommendation(
-        f"{name}: {to} instead of {format_quantity(limit, 'bytes')}",
+        f"{name}: {new_limit} instead of {format_quantity(limit, 'bytes')}",
         (f"the job's limit is {format_quantity(limit, 'bytes')}", *reasons),
     )
 
@@ -486,7 +485,7 @@ CPU_TIME_RECOMMENDATIONS = (
         expected_change="thread.runnable_ratio falls",
         worse="the work that is moved",
         unless=(BOUND, JOB_ALONE, JOB_OVERSUBSCRIBES),
-        place="node",
+        addressee="node",
         effort="look",
     ),
     Recommendation(
@@ -538,7 +537,7 @@ CPU_TIME_RECOMMENDATIONS = (
         expected_change="cpu.steal_ratio falls",
         worse="price of the machine",
         unless=(NO_CPU_STOLEN,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -556,7 +555,7 @@ CPU_TIME_RECOMMENDATIONS = (
                 "node-full", "the node has no memory left", lambda s: s.machine.is_memory_short
             ),
         ),
-        place="node",
+        addressee="node",
         effort="setting",
     ),
     Recommendation(

@@ -32,11 +32,11 @@ def _fill_pinned_memory(context: AdviceContext) -> FilledRecommendation:
 
 def _fill_rare_metrics(context: AdviceContext) -> FilledRecommendation:
     syncs_per_step = context.find_evidence("per_step_count")
-    each = f" ({syncs_per_step.value:.1f} in a step now)" if syncs_per_step is not None else ""
+    note = f" ({syncs_per_step.value:.1f} in a step now)" if syncs_per_step is not None else ""
     return FilledRecommendation(
         f"{mark_command('total += loss.detach()')} and"
         f" {mark_command('if step % 100 == 0: print(total.item())')}: no"
-        f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{each}"
+        f" .item(), .cpu(), print(tensor) or torch.cuda.synchronize() in every step{note}"
     )
 
 
@@ -261,10 +261,10 @@ _BATCH_GAIN = "3.4-4.9x for batches that were too small (Gao et al., ICSE 2024)"
 
 
 def _describe_free_memory(context: AdviceContext) -> tuple[str, ...]:
-    free = context.setup.gpu_memory_free_ratio
-    if free is None:
+    free_ratio = context.setup.gpu_memory_free_ratio
+    if free_ratio is None:
         return ("free accelerator memory was not recorded: check it first",)
-    return (f"{format_quantity(free, 'ratio')} of the accelerator's memory was always free",)
+    return (f"{format_quantity(free_ratio, 'ratio')} of the accelerator's memory was always free",)
 
 
 def _fill_larger_batch(context: AdviceContext) -> FilledRecommendation:
@@ -348,7 +348,7 @@ LAUNCH_RECOMMENDATIONS = (
         expected_change="gpu.busy_ratio and gpu.sm_active_ratio rise",
         worse="convergence: the learning rate must follow",
         unless=(NO_FRAMEWORK, GPU_MEMORY_FULL, WINDOW_ONLY, ONE_RANK_LATE),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -362,7 +362,7 @@ LAUNCH_RECOMMENDATIONS = (
         expected_change="thread.on_cpu_ratio falls in steps",
         worse="start-up grows by the compilation, and shapes must not change in every step",
         unless=(NO_FRAMEWORK,),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -378,7 +378,7 @@ LAUNCH_RECOMMENDATIONS = (
         evidence_names=("loading_ratio",),
         expected_change="warm-up disappears, and what remains is the cost of every step",
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -394,7 +394,7 @@ LAUNCH_RECOMMENDATIONS = (
         evidence_names=("loading_ratio",),
         expected_change="the first steps take less time after a restart",
         worse="caches are valid for one version of driver and libraries",
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(

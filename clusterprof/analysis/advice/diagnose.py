@@ -12,7 +12,7 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -45,17 +45,17 @@ def _fill_probe(context: AdviceContext) -> FilledRecommendation:
 
 
 def _fill_missing_counters(context: AdviceContext) -> FilledRecommendation:
-    holes = [f"{what}: {remedy}" for what, remedy in context.coverage_gaps]
-    lacking = [f"the recording has no {name}" for name in context.missing_signals]
-    change = "; ".join(holes[:3]) or "clusterprof doctor shows how to enable what is missing"
-    return FilledRecommendation(change, (_explain_uncertainty(context), *lacking[:3]))
+    remedies = [f"{signal}: {remedy}" for signal, remedy in context.coverage_gaps]
+    missing = [f"the recording has no {name}" for name in context.missing_signals]
+    change = "; ".join(remedies[:3]) or "clusterprof doctor shows how to enable what is missing"
+    return FilledRecommendation(change, (_explain_uncertainty(context), *missing[:3]))
 
 
 def _fill_longer_recording(context: AdviceContext) -> FilledRecommendation:
     steps = context.setup.steps
-    many = max(200, 4 * steps)
+    count = max(200, 4 * steps)
     return FilledRecommendation(
-        f"record {many:,} steps or more (now {steps:,}), then"
+        f"record {count:,} steps or more (now {steps:,}), then"
         f" {mark_command('clusterprof analyze RUN')}",
         (
             _explain_uncertainty(context),
@@ -77,7 +77,7 @@ def _fill_manual_check(context: AdviceContext) -> FilledRecommendation:
 
 def _fill_own_code(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
-    line = "the line" if path is None else format_code_location(path.place)
+    line = "the line" if path is None else format_line_in_function(path.location)
     return FilledRecommendation(
         "the training thread computed there while the GPU had no work: make it faster, do it less"
         " often, or let a DataLoader worker or another process do it while the GPU works",
@@ -143,7 +143,7 @@ DIAGNOSES = (
         diagnose=True,
         expected_change="sync-unknown-peer becomes a cause of a rank",
         unless=(RANKS_PRESENT,),
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -156,7 +156,7 @@ DIAGNOSES = (
         expected_change="the time between launches falls",
         worse="its result arrives a step later",
         unless=(NOT_OWN_CODE,),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -169,7 +169,7 @@ DIAGNOSES = (
         diagnose=True,
         expected_change="the manual check agrees",
         unless=(NO_AWAITED_WORK,),
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -182,7 +182,7 @@ DIAGNOSES = (
         expected_change="the cause itself is named",
         unless=(PROBE_PRESENT,),
         worse="a probe in the process: its cost is in docs/accuracy.md",
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -194,7 +194,7 @@ DIAGNOSES = (
         diagnose=True,
         expected_change="the cause itself is named",
         unless=(NOTHING_MISSING,),
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -206,7 +206,7 @@ DIAGNOSES = (
         diagnose=True,
         expected_change="the cause is more certain, or gone",
         unless=(LONG_ENOUGH, MORE_STEPS_DO_NOT_HELP),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -217,7 +217,7 @@ DIAGNOSES = (
         _fill_manual_check,
         diagnose=True,
         expected_change="the manual check agrees",
-        place="job",
+        addressee="job",
         effort="look",
     ),
 )

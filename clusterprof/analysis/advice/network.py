@@ -168,7 +168,7 @@ PATH_RECOMMENDATIONS = (
                 ),
             ),
         ),
-        place="node",
+        addressee="node",
         effort="look",
     ),
 )
@@ -217,7 +217,7 @@ FAULT_RECOMMENDATIONS = (
         expected_change="errors of the link stop rising",
         worse="one node less",
         unless=(_NO_NODE_NAMED,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -234,7 +234,7 @@ FAULT_RECOMMENDATIONS = (
         published=_LOSS,
         expected_change="errors of the link stop rising",
         unless=(_NODE_NAMED,),
-        place="node",
+        addressee="node",
         effort="look",
     ),
     Recommendation(
@@ -253,7 +253,7 @@ FAULT_RECOMMENDATIONS = (
         published=_CONGESTION,
         expected_change="network.others_ratio falls",
         worse="the traffic that is moved",
-        place="node",
+        addressee="node",
         unless=(
             make_missing_evidence_rule(
                 "others_ratio", "the traffic was the job's own, or its owner is unknown"
@@ -281,7 +281,7 @@ FAULT_RECOMMENDATIONS = (
         ),
         published=_CONGESTION,
         expected_change="marks and pauses become rarer",
-        place="node",
+        addressee="node",
         effort="look",
     ),
     Recommendation(
@@ -321,7 +321,7 @@ FAULT_RECOMMENDATIONS = (
         expected_change="round trips get shorter",
         worse="the job may wait longer in the queue",
         unless=(ONE_NODE,),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
 )
@@ -370,10 +370,10 @@ def _describe_operations(context: AdviceContext) -> tuple[str, ...]:
 
 def _fill_path_check(context: AdviceContext) -> FilledRecommendation:
     rate = context.find_evidence("network.bytes_per_second")
-    what = "Measure the path between ranks alone, without the job"
+    instruction = "Measure the path between ranks alone, without the job"
     if rate is not None:
         speed = format_quantity(rate.value, "bytes/s")
-        what = f"Find out why ranks get {speed}: measure their path alone"
+        instruction = f"Find out why ranks get {speed}: measure their path alone"
     if context.nodes < 2:
         size = max(int(_get_operation_bytes(context) or 0) >> 20, 1)
         test = mark_command(f"all_reduce_perf -b {size}M -e {size}M -g {max(context.ranks, 2)}")
@@ -386,7 +386,7 @@ def _fill_path_check(context: AdviceContext) -> FilledRecommendation:
             " (or all_reduce_perf of nccl-tests) between the nodes; NCCL_DEBUG=INFO shows which"
             " interface the job used: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME select another"
         )
-    return FilledRecommendation(test, _describe_operations(context), what)
+    return FilledRecommendation(test, _describe_operations(context), instruction)
 
 
 def _fill_overlap(context: AdviceContext) -> FilledRecommendation:
@@ -482,7 +482,7 @@ TRANSFER_RECOMMENDATIONS = (
         evidence_names=("network.bytes_per_second",),
         expected_change="network.bytes_per_second rises to the rate of the path alone",
         unless=(SMALL_SHARE, _TOO_SMALL, _PATH_FAST),
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -504,7 +504,7 @@ TRANSFER_RECOMMENDATIONS = (
         ),
         expected_change="network.operations_per_step_count falls",
         worse="larger buckets overlap less at the end",
-        place="job",
+        addressee="job",
         unless=(FEW_OPERATIONS,),
         effort="setting",
     ),
@@ -518,7 +518,7 @@ TRANSFER_RECOMMENDATIONS = (
         expected_change="network.expected_ratio falls",
         worse="more operations, each with a start-up cost of its own",
         unless=(_MOSTLY_EXCESS, SMALL_SHARE, _NOTHING_TO_OVERLAP),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -533,7 +533,7 @@ TRANSFER_RECOMMENDATIONS = (
         expected_change="network.expected_ratio falls",
         worse="a larger batch for the optimizer",
         unless=(_MOSTLY_EXCESS, SMALL_SHARE),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -556,7 +556,7 @@ TRANSFER_RECOMMENDATIONS = (
                 "receiver_limited_ratio", "the receiver's window was not full"
             ),
         ),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -591,7 +591,7 @@ TRANSFER_RECOMMENDATIONS = (
         expected_change="network.moved_bytes falls",
         worse="lower precision and less frequent exchange may cost accuracy",
         unless=(_MOSTLY_EXCESS, SMALL_SHARE),
-        place="job",
+        addressee="job",
         effort="code",
     ),
 )

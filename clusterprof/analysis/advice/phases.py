@@ -14,7 +14,7 @@ from clusterprof.analysis.advice.base import (
     FilledRecommendation,
     Recommendation,
     describe_location,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -40,10 +40,10 @@ def _fill_async_save(context: AdviceContext) -> FilledRecommendation:
     size = context.find_evidence("checkpoint.mean_bytes")
     reasons: tuple[str, ...] = ()
     if size is not None and size.value > 0 and context.machine.min_available_bytes is not None:
-        free = format_quantity(context.machine.min_available_bytes, "bytes")
+        available = format_quantity(context.machine.min_available_bytes, "bytes")
         reasons = (
             f"the host needs {format_quantity(size.value, 'bytes')} for the copy and had"
-            f" {free} left",
+            f" {available} left",
         )
     return FilledRecommendation(
         mark_command("torch.distributed.checkpoint.async_save(state, checkpoint_id=PATH)")
@@ -53,8 +53,9 @@ def _fill_async_save(context: AdviceContext) -> FilledRecommendation:
 
 
 def _is_copy_too_large(context: AdviceContext) -> bool:
-    size, free = context.find_evidence("checkpoint.mean_bytes"), context.machine.min_available_bytes
-    return size is not None and free is not None and size.value > free / 2
+    size = context.find_evidence("checkpoint.mean_bytes")
+    available = context.machine.min_available_bytes
+    return size is not None and available is not None and size.value > available / 2
 
 
 def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
@@ -67,7 +68,7 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
             what=f"Find out why {context.resource} sleeps",
         )
     if context.value("thread.polling_ratio") is not None:
-        line = format_code_location(path.place) if path is not None else "that polls"
+        line = format_line_in_function(path.location) if path is not None else "that polls"
         return FilledRecommendation(
             "the loop only waits until others have done something: what it looks for is late, and"
             " the device idles until it is there",
@@ -78,7 +79,7 @@ def _fill_sleeping_line(context: AdviceContext) -> FilledRecommendation:
         dump = mark_command("py-spy dump --pid PID")
         return FilledRecommendation(f"find the line with {dump} while the GPU is idle; {change}")
     return FilledRecommendation(
-        change, what=f"Move {format_code_location(path.place)} out of the step"
+        change, what=f"Move {format_line_in_function(path.location)} out of the step"
     )
 
 
@@ -176,15 +177,15 @@ _ALL_SAVE = ExclusionRule(
 
 def _fill_own_work(context: AdviceContext) -> FilledRecommendation:
     path = find_dominant_line(context)
-    what = (
-        f"Take {format_code_location(path.place)} off the training thread"
+    instruction = (
+        f"Take {format_line_in_function(path.location)} off the training thread"
         if path is not None
         else ""
     )
     return FilledRecommendation(
         "a sampler runs in the training process: draw the indices of a whole epoch at once, ahead"
         " or in a thread, and yield slices of them; collate and pack batches in the workers",
-        what=what,
+        what=instruction,
     )
 
 
@@ -329,7 +330,7 @@ PHASE_RECOMMENDATIONS = (
         expected_change="checkpoint.mean_ns falls with the number of ranks",
         worse="a save is many files, which must be regrouped to load it with another world size",
         unless=(ONE_RANK, _ALL_SAVE),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -341,7 +342,7 @@ PHASE_RECOMMENDATIONS = (
         evidence_names=("checkpoint.mean_ns",),
         expected_change="the share falls with the interval",
         worse="a failure costs more steps",
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -373,7 +374,7 @@ PHASE_RECOMMENDATIONS = (
         expected_change="the share falls with the interval",
         worse="a bad run is noticed later",
         unless=(NO_EVAL,),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -420,7 +421,7 @@ PHASE_RECOMMENDATIONS = (
         expected_change="startup.longest_ns falls",
         worse="images must be rebuilt for new packages",
         unless=(SHORT_START,),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -437,7 +438,7 @@ PHASE_RECOMMENDATIONS = (
         expected_change="startup.longest_ns falls",
         worse="load on the store at the start",
         unless=(SHORT_START,),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -450,7 +451,7 @@ PHASE_RECOMMENDATIONS = (
         published="MFU up to 1.7x by watching nodes (Guard, MLSys 2026)",
         expected_change="gpu.sm_clock_hertz is that of the other devices",
         worse="the node is unavailable during the test",
-        place="node",
+        addressee="node",
         effort="look",
     ),
     Recommendation(
@@ -464,7 +465,7 @@ PHASE_RECOMMENDATIONS = (
         expected_change="the cause is gone without the node",
         worse="one node less",
         unless=(_EVERYWHERE,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
 )
@@ -531,7 +532,7 @@ INPUT_RECOMMENDATIONS = (
         evidence_names=("input.unseen_ratio",),
         expected_change="the wait has a cause",
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="setting",
     ),
 )

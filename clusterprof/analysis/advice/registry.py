@@ -80,11 +80,11 @@ def select_advice(context: AdviceContext) -> tuple[Advice, ...]:
     debugging = None
     if context.cause in SWITCH_OFF_DEBUGGING.causes:
         debugging = SWITCH_OFF_DEBUGGING.advise(context)
-    others = _select_other_advice(context)
+    general = _select_other_advice(context)
     if debugging is None:
-        return others
-    kept = [advice for advice in others if advice.id != debugging.id]
-    return (debugging, *kept)[:MAX_ADVICE]
+        return general
+    remaining = [advice for advice in general if advice.id != debugging.id]
+    return (debugging, *remaining)[:MAX_ADVICE]
 
 
 def _select_other_advice(context: AdviceContext) -> tuple[Advice, ...]:
@@ -95,10 +95,10 @@ def _select_other_advice(context: AdviceContext) -> tuple[Advice, ...]:
     if not lines:
         return general
     replaced = {id_ for line in lines for id_ in line.replaces if line.is_first}
-    kept = [advice for advice in general if advice.id not in replaced]
+    remaining = [advice for advice in general if advice.id not in replaced]
     first = [line.advice for line in lines if line.is_first]
     last = [line.advice for line in lines if not line.is_first]
-    return (*first, *kept, *last)[:MAX_ADVICE]
+    return (*first, *remaining, *last)[:MAX_ADVICE]
 
 
 def _select_general_advice(context: AdviceContext) -> tuple[Advice, ...]:

@@ -65,15 +65,15 @@ def estimate_needed_workers(context: AdviceContext) -> int | None:
 def choose_worker_count(context: AdviceContext) -> int | None:
     """Choose the number of workers: as needed, limited by the CPUs; None if not known."""
     needed, room = estimate_needed_workers(context), compute_max_workers(context)
-    known = [count for count in (needed, room) if count is not None]
-    return min(known) if room is not None else None if not known else known[0]
+    limits = [count for count in (needed, room) if count is not None]
+    return min(limits) if room is not None else None if not limits else limits[0]
 
 
 def choose_prefetch_factor(context: AdviceContext) -> tuple[int, int]:
     """Return the present prefetch factor, 2 if none is known, and the factor to choose instead."""
     loader = context.setup.loader
-    now = loader.prefetch if loader is not None and loader.prefetch else 2
-    return now, max(HIGH_PREFETCH_FACTOR, 2 * now)
+    factor = loader.prefetch if loader is not None and loader.prefetch else 2
+    return factor, max(HIGH_PREFETCH_FACTOR, 2 * factor)
 
 
 def describe_cpus(context: AdviceContext) -> list[str]:
@@ -83,10 +83,10 @@ def describe_cpus(context: AdviceContext) -> list[str]:
     if setup.cpus_allowed:
         total = f" of {machine.cpus}" if machine.cpus else ""
         cores = setup.cores_allowed
-        few = f", {cores} cores" if cores and cores < setup.cpus_allowed else ""
+        cores_text = f", {cores} cores" if cores and cores < setup.cpus_allowed else ""
         sharing = setup.ranks_sharing_cpus
         ranks = f", shared by {sharing} ranks" if sharing > 1 else ""
-        parts.append(f"the rank may use {setup.cpus_allowed}{total} CPUs{few}{ranks}")
+        parts.append(f"the rank may use {setup.cpus_allowed}{total} CPUs{cores_text}{ranks}")
     if machine.quota_cpus:
         parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
     return parts
@@ -100,8 +100,8 @@ def estimate_needed_cpus(context: AdviceContext) -> int | None:
     workers = estimate_needed_workers(context) or context.workers
     if workers is None:
         return None
-    there = context.machine.cpus
-    return min(workers + 1, there // max(context.setup.ranks_on_node, 1)) if there else workers + 1
+    cpus = context.machine.cpus
+    return min(workers + 1, cpus // max(context.setup.ranks_on_node, 1)) if cpus else workers + 1
 
 
 def describe_cpu_users(context: AdviceContext) -> list[str]:
@@ -113,8 +113,8 @@ def describe_cpu_users(context: AdviceContext) -> list[str]:
 def is_oversubscribed(context: AdviceContext) -> bool:
     """Return whether the threads of the job alone want more CPUs than it has."""
     wanted, machine = context.machine.job_cpus_wanted, context.machine
-    known = [count for count in (machine.cpus, machine.quota_cpus) if count]
-    return wanted is not None and bool(known) and wanted > min(known)
+    limits = [count for count in (machine.cpus, machine.quota_cpus) if count]
+    return wanted is not None and bool(limits) and wanted > min(limits)
 
 
 _MIN_SIDE_CPUS = 0.5
@@ -134,17 +134,17 @@ def _has_workers_on_all_cpus(context: AdviceContext) -> bool:
 def _describe_full_cpus(context: AdviceContext) -> str:
     """Describe which CPUs the existing workers fill."""
     workers, cpus = context.workers or 0, compute_cpus_per_rank(context) or 1
-    many = f"{workers} worker{'' if workers == 1 else 's'}"
+    names = f"{workers} worker{'' if workers == 1 else 's'}"
     if context.machine.quota_cpus and not context.setup.cpus_allowed:
-        own = f"{cpus} CPU{'' if cpus == 1 else 's'}"
-        return f"the quota leaves {own} to the rank, which its main thread and {many} fill"
+        cpus_text = f"{cpus} CPU{'' if cpus == 1 else 's'}"
+        return f"the quota leaves {cpus_text} to the rank, which its main thread and {names} fill"
     allowed, sharing = context.setup.cpus_allowed or cpus, context.setup.ranks_sharing_cpus
     if sharing > 1:
         fills = "fills" if workers == 1 else "fill"
-        return f"{sharing} ranks share {allowed} CPUs, and {many} {fills} its share"
+        return f"{sharing} ranks share {allowed} CPUs, and {names} {fills} its share"
     if allowed == 1:
-        return f"the only CPU of the rank is full with its {many} and its main thread"
-    return f"the {allowed} CPUs of the rank are full with its {many} and its main thread"
+        return f"the only CPU of the rank is full with its {names} and its main thread"
+    return f"the {allowed} CPUs of the rank are full with its {names} and its main thread"
 
 
 def _describe_contention(context: AdviceContext) -> str:
@@ -337,10 +337,10 @@ WORKERS_START = ExclusionRule(
 )
 
 
-def make_missing_evidence_rule(name: str, what: str) -> ExclusionRule:
+def make_missing_evidence_rule(name: str, text: str) -> ExclusionRule:
     """Make a rule that holds if a piece of evidence is missing or zero."""
     return ExclusionRule(
-        f"no-{name}", what, lambda s: not (e := s.find_evidence(name)) or e.value <= 0
+        f"no-{name}", text, lambda s: not (e := s.find_evidence(name)) or e.value <= 0
     )
 
 

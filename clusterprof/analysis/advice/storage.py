@@ -53,34 +53,34 @@ def find_faster_disk(context: AdviceContext) -> Disk | None:
 
 
 def _fill_more_readers(context: AdviceContext) -> FilledRecommendation:
-    workers, new = context.workers or 0, choose_worker_count(context)
+    workers, count = context.workers or 0, choose_worker_count(context)
     room = compute_max_workers(context)
     latency = context.find_evidence("read_latency_ns") or context.find_evidence("read_rpc_ns")
-    more = [f"{workers} dataloader worker{'s read' if workers != 1 else ' reads'} at once"]
+    reasons = [f"{workers} dataloader worker{'s read' if workers != 1 else ' reads'} at once"]
     if room is not None:
-        more.append(f"the rank has CPUs for {room}")
+        reasons.append(f"the rank has CPUs for {room}")
     if latency is not None:
-        more.append("reads mostly wait, so several can wait at once")
-    to = new if new is not None else max(2 * workers, 2)
-    change = f"{mark_command(f'DataLoader(num_workers={to})')} instead of num_workers={workers}"
-    what = f"Raise num_workers from {workers} to {new}" if new is not None else ""
-    return FilledRecommendation(change, tuple(more), what)
+        reasons.append("reads mostly wait, so several can wait at once")
+    target = count if count is not None else max(2 * workers, 2)
+    change = f"{mark_command(f'DataLoader(num_workers={target})')} instead of num_workers={workers}"
+    instruction = f"Raise num_workers from {workers} to {count}" if count is not None else ""
+    return FilledRecommendation(change, tuple(reasons), instruction)
 
 
 def _fill_prefetch(context: AdviceContext) -> FilledRecommendation:
-    now, new = choose_prefetch_factor(context)
+    factor, raised = choose_prefetch_factor(context)
     return FilledRecommendation(
-        f"{mark_command(f'DataLoader(prefetch_factor={new})')} instead of {now}",
-        (f"prefetch_factor is {now}",),
-        f"Raise prefetch_factor from {now} to {new}",
+        f"{mark_command(f'DataLoader(prefetch_factor={raised})')} instead of {factor}",
+        (f"prefetch_factor is {factor}",),
+        f"Raise prefetch_factor from {factor} to {raised}",
     )
 
 
 def _fill_packed_records(context: AdviceContext) -> FilledRecommendation:
-    place = shlex.quote(context.mount.point) if context.mount is not None else "DATA"
+    folder = shlex.quote(context.mount.point) if context.mount is not None else "DATA"
     size = context.find_evidence("read_size_bytes")
     return FilledRecommendation(
-        f"{mark_command(f'tar --sort=name -cf shard-00000.tar -C {place} SAMPLES')} (about 1 GB a"
+        f"{mark_command(f'tar --sort=name -cf shard-00000.tar -C {folder} SAMPLES')} (about 1 GB a"
         " shard), read in order with webdataset or a record reader",
         () if size is not None else ("how large reads are was not recorded",),
         "Pack samples into large records and read these in order; now the average read is"
@@ -144,18 +144,22 @@ NO_DISK = ExclusionRule(
 
 def _fill_memory_limit(context: AdviceContext) -> FilledRecommendation:
     limit = context.machine.memory_limit_bytes or 0
-    free = context.machine.min_available_bytes
-    to = format_quantity(2 * limit, "bytes")
+    free_bytes = context.machine.min_available_bytes
+    new_limit = format_quantity(2 * limit, "bytes")
     if context.machine.memory_bytes:
-        to = format_quantity(min(2 * limit, int(0.9 * context.machine.memory_bytes)), "bytes")
-    how = {"slurm": mark_command("sbatch --mem=N"), "kubernetes": "resources.limits.memory"}.get(
+        new_limit = format_quantity(
+            min(2 * limit, int(0.9 * context.machine.memory_bytes)), "bytes"
+        )
+    option = {"slurm": mark_command("sbatch --mem=N"), "kubernetes": "resources.limits.memory"}.get(
         context.machine.launcher, "memory.max of its cgroup (docker run --memory)"
     )
-    more = [f"the job's limit is {format_quantity(limit, 'bytes')}"]
-    if free is not None:
-        more.append(f"the node had {format_quantity(free, 'bytes')} left at the lowest point")
+    reasons = [f"the job's limit is {format_quantity(limit, 'bytes')}"]
+    if free_bytes is not None:
+        reasons.append(
+            f"the node had {format_quantity(free_bytes, 'bytes')} left at the lowest point"
+        )
     return FilledRecommendation(
-        f"{how}: {to} instead of {format_quantity(limit, 'bytes')}", tuple(more)
+        f"{option}: {new_limit} instead of {format_quantity(limit, 'bytes')}", tuple(reasons)
     )
 
 
@@ -191,7 +195,7 @@ STORAGE_RECOMMENDATIONS = (
         expected_change="no bytes come from the server during steps",
         worse="the copy takes time and storage at the start of every job",
         unless=(NO_DISK,),
-        place="node",
+        addressee="node",
         effort="data",
     ),
     Recommendation(
@@ -267,7 +271,7 @@ STORAGE_RECOMMENDATIONS = (
         expected_change="disk.read_latency_ns falls below 1 ms",
         worse="storage on that disk",
         unless=(NO_FASTER_DISK,),
-        place="node",
+        addressee="node",
         effort="data",
     ),
     Recommendation(
@@ -294,7 +298,7 @@ STORAGE_RECOMMENDATIONS = (
         expected_change="memory.refaults_total stops rising after the first epoch",
         worse="other jobs on the node have less memory",
         unless=(NO_LIMIT, MEMORY_SHORT),
-        place="node",
+        addressee="node",
         effort="setting",
     ),
     Recommendation(
@@ -312,7 +316,7 @@ STORAGE_RECOMMENDATIONS = (
         expected_change="bytes read per node and epoch fall to one share",
         worse="an epoch no longer shuffles samples across nodes",
         unless=(ONE_NODE,),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -335,7 +339,7 @@ STORAGE_RECOMMENDATIONS = (
         evidence_names=("others_ratio", "others_bytes_total", "disk.busy_ratio"),
         expected_change="disk.others_ratio falls",
         worse="the work that is moved",
-        place="node",
+        addressee="node",
         effort="look",
     ),
     Recommendation(
@@ -347,7 +351,7 @@ STORAGE_RECOMMENDATIONS = (
         evidence_names=("others_ratio",),
         expected_change="disk.busy_ratio stays, waits decrease",
         worse="other users of the disk",
-        place="node",
+        addressee="node",
         effort="site",
     ),
 )
@@ -380,8 +384,8 @@ def _describe_mount(context: AdviceContext) -> tuple[str, ...]:
     if mount is None:
         return ()
     count = mount.connections
-    many = "" if count is None else f", {count} connection{'' if count == 1 else 's'}"
-    return (f"{mount.point} is {mount.type}{many}",)
+    connections = "" if count is None else f", {count} connection{'' if count == 1 else 's'}"
+    return (f"{mount.point} is {mount.type}{connections}",)
 
 
 def _fill_nconnect(context: AdviceContext) -> FilledRecommendation:
@@ -464,7 +468,7 @@ MOUNT_RECOMMENDATIONS = (
                 lambda s: s.mount is not None and (s.mount.connections or 0) >= MANY_CONNECTIONS,
             ),
         ),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -486,7 +490,7 @@ MOUNT_RECOMMENDATIONS = (
             _NOT_NFS,
             make_missing_evidence_rule("backlog_count", "no request was seen waiting for a slot"),
         ),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -499,7 +503,7 @@ MOUNT_RECOMMENDATIONS = (
         expected_change="lustre.rpcs_at_limit_ratio falls",
         worse="load of the object servers",
         unless=(_NOT_LUSTRE,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -512,7 +516,7 @@ MOUNT_RECOMMENDATIONS = (
         expected_change="cifs.waiting_count falls",
         worse="connections at the server",
         unless=(_NOT_CIFS,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -536,7 +540,7 @@ MOUNT_RECOMMENDATIONS = (
         expected_change="GETATTR and ACCESS of nfs.operations_total fall",
         worse="changes made elsewhere are seen up to an hour late",
         unless=(_NOT_NFS,),
-        place="node",
+        addressee="node",
         effort="site",
     ),
     Recommendation(
@@ -564,7 +568,7 @@ MOUNT_RECOMMENDATIONS = (
                 ),
             ),
         ),
-        place="node",
+        addressee="node",
         effort="look",
     ),
 )
@@ -585,7 +589,7 @@ FALLBACK_RECOMMENDATIONS = (
         unless=(
             make_missing_evidence_rule("read_bytes_total", "no bytes from a server were counted"),
         ),
-        place="node",
+        addressee="node",
         effort="site",
     ),
 )

@@ -8,7 +8,7 @@ from clusterprof.analysis.advice.base import (
     ExclusionRule,
     FilledRecommendation,
     Recommendation,
-    format_code_location,
+    format_line_in_function,
     mark_command,
 )
 from clusterprof.analysis.advice.code_lines import find_dominant_line
@@ -64,10 +64,10 @@ def _describe_work(context: AdviceContext) -> str:
     comparison = context.finding.peer_comparison
     if comparison is None or not compute_work_ratio(context):
         return ""
-    own, others = (
+    own_work, peer_work = (
         format_quantity(value or 0.0, "ns") for value in (comparison.value, comparison.peers_value)
     )
-    return f"{own} of work in a step against {others}"
+    return f"{own_work} of work in a step against {peer_work}"
 
 
 def _fill_work_count(context: AdviceContext) -> FilledRecommendation:
@@ -120,7 +120,7 @@ def _fill_equal_batches(context: AdviceContext) -> FilledRecommendation:
 def _fill_line(context: AdviceContext) -> FilledRecommendation:
     _, rank, _ = _quote_main_culprit(context)
     path = find_dominant_line(context)
-    line = "the line" if path is None else format_code_location(path.place)
+    line = "the line" if path is None else format_line_in_function(path.location)
     return FilledRecommendation(
         f"compare what rank {rank} computes there with another rank: more or larger samples, other"
         " arguments, work that only this rank does; then share it out or move it out of the step",
@@ -265,7 +265,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="the bubble is (stages - 1) / (micro-batches + stages - 1) of a step",
         expected_change="stall.synchronization_ratio falls",
         worse="smaller micro-batches use the devices less; more messages between stages",
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -288,7 +288,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
                 ),
             ),
         ),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -301,7 +301,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         expected_change="stall.synchronization_ratio falls",
         worse="the global batch changes unless the other ranks take more",
         unless=(EQUAL_BATCHES, NO_RANK_NAMED),
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -340,7 +340,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         expected_change="stall.synchronization_ratio falls",
         worse="the order of samples is no longer random across ranks",
         unless=(HEAVY_STAGE, LATE_IN_ALL_STEPS),
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -371,7 +371,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
             ExclusionRule("one-node", "the job runs on one node", lambda s: s.nodes < 2),
         ),
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -386,7 +386,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ),
         expected_change="sync-unknown-peer becomes a cause of a rank",
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -399,7 +399,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         expected_change="no operation is under way at the end",
         unless=(NO_RANK_NAMED,),
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -417,7 +417,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         worse="the debug level costs time",
         unless=(RANK_NAMED,),
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -434,7 +434,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         published="hangs were 9.9 % of incidents (ByteRobust, SOSP 2025)",
         expected_change="fail-hang is no longer than the timeout",
         worse="a slow save or a long evaluation inside an operation looks like a hang",
-        place="job",
+        addressee="job",
         effort="setting",
     ),
     Recommendation(
@@ -447,7 +447,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         expected_change="no restart",
         unless=(NO_RANK_NAMED,),
         diagnose=True,
-        place="job",
+        addressee="job",
         effort="look",
     ),
     Recommendation(
@@ -461,7 +461,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         ),
         evidence_names=("restart.longest_ns",),
         expected_change="restart.longest_ns falls",
-        place="job",
+        addressee="job",
         effort="code",
     ),
     Recommendation(
@@ -475,7 +475,7 @@ SYNCHRONIZATION_RECOMMENDATIONS = (
         expected_change="no restart",
         worse="one node less",
         unless=(NO_RANK_NAMED,),
-        place="node",
+        addressee="node",
         effort="setting",
     ),
 )

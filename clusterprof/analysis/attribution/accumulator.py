@@ -108,7 +108,7 @@ EMPTY_ACCUMULATOR = Accumulator()
 
 def merge_accumulators(*accumulators: Accumulator) -> Accumulator:
     """Merge accumulators; associative and commutative."""
-    accumulators = tuple(each for each in accumulators if each is not EMPTY_ACCUMULATOR)
+    accumulators = tuple(item for item in accumulators if item is not EMPTY_ACCUMULATOR)
     sums = {
         name: _sum_maps([getattr(accumulator, name) for accumulator in accumulators])
         for name in _SUM_FIELDS

@@ -125,8 +125,8 @@ def calibrate_confidence(confidence: float, visibility: Visibility) -> float:
 
 def choose_main_grade(by_grade: Mapping[str, int]) -> Grade:
     """Return the grade of most of a claim; of two equal ones the weaker."""
-    best: Grade = "D"
+    main_grade: Grade = "D"
     for grade in ("D", "C", "B", "A"):
-        if by_grade.get(grade, 0) > by_grade.get(best, 0):
-            best = grade  # type: ignore[assignment]
-    return best
+        if by_grade.get(grade, 0) > by_grade.get(main_grade, 0):
+            main_grade = grade  # type: ignore[assignment]
+    return main_grade

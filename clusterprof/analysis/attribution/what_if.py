@@ -157,15 +157,15 @@ def compute_transfer_excess(ops: Operations, transfer_ns: Int) -> Int:
     shows nothing of its transfer.
     """
     shown_ns = np.where(ops.blocked_ns > 0, transfer_ns, MAX_NS)
-    took = np.minimum.reduceat(shown_ns, ops.first[:-1])
-    took[took == MAX_NS] = 0
+    shortest_ns = np.minimum.reduceat(shown_ns, ops.first[:-1])
+    shortest_ns[shortest_ns == MAX_NS] = 0
     _, which = np.unique(
         combine_labels(ops.operation, np.diff(ops.first), ops.bytes), return_inverse=True
     )
-    order = np.lexsort((took, which))
+    order = np.lexsort((shortest_ns, which))
     count = np.bincount(which)
-    median = took[order[np.cumsum(count) - count + (count - 1) // 2]]
-    return np.asarray(took - median[which], np.int64)
+    median = shortest_ns[order[np.cumsum(count) - count + (count - 1) // 2]]
+    return np.asarray(shortest_ns - median[which], np.int64)
 
 
 def find_bin_ends(ops: Operations, level: Int) -> frozenset[int]:
@@ -199,9 +199,9 @@ def assign_dependency_levels(ops: Operations, ranks: int) -> Int:
     of_same_rank = np.flatnonzero(ops.rank[order[1:]] == ops.rank[order[:-1]])
     before[order[of_same_rank + 1]] = op[order[of_same_rank]]
     # Most members come from the same few operations.
-    new = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
-    begins = np.searchsorted(np.flatnonzero(new), ops.first).tolist()
-    waited_for = (before[new] + 1).tolist()
+    starts = np.append(True, (op[1:] != op[:-1]) | (before[1:] != before[:-1]))
+    begins = np.searchsorted(np.flatnonzero(starts), ops.first).tolist()
+    waited_for = (before[starts] + 1).tolist()
     levels = [-1]
     for begin, end in pairwise(begins):
         levels.append(1 + max(map(levels.__getitem__, waited_for[begin:end])))
@@ -458,11 +458,11 @@ class WhatIfReplay:
 
     def _begin_new_ranks(self, ops: Operations) -> None:
         """Set the begin of ranks without an operation so far to their first arrival."""
-        new = np.flatnonzero(self._last_leave_ns[ops.rank] < 0)[::-1]
+        rows = np.flatnonzero(self._last_leave_ns[ops.rank] < 0)[::-1]
         # a rank's first row is assigned last
-        self._last_leave_ns[ops.rank[new]] = ops.arrive_ns[new]
-        new = new[self.from_ns[ops.rank[new]] < 0]
-        self.from_ns[ops.rank[new]] = ops.arrive_ns[new]
+        self._last_leave_ns[ops.rank[rows]] = ops.arrive_ns[rows]
+        rows = rows[self.from_ns[ops.rank[rows]] < 0]
+        self.from_ns[ops.rank[rows]] = ops.arrive_ns[rows]
 
     def _replay_levels(self, ops: Operations, transfer_ns: Int, own_ns: Int) -> None:
         if self._blocks < self._next:

@@ -28,7 +28,7 @@ from clusterprof.analysis.job.ranks import format_ranges
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.last_code_position import LastCodePosition
 from clusterprof.analysis.node.observations import RankEnding
-from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
+from clusterprof.analysis.timeline.code_locations import LocatedStack, is_library_file, locate_stack
 from clusterprof.analysis.timeline.collectives.operations import OPERATION_NAMES
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLine, CodeLocation
@@ -44,17 +44,17 @@ _MIN_WORKER_NS = 5 * SECOND_NS
 _MAX_FUNCTION_CHARACTERS = 60
 
 
-def locate_last_line(node: NodeResult, line: LastCodePosition | None) -> CodePlace | None:
+def locate_last_line(node: NodeResult, line: LastCodePosition | None) -> LocatedStack | None:
     """Locate the line in which a process was last; None if no stack is known."""
     table = node.loaded.stacks
     if line is None or not 0 < line.stack < table.parent.size:
         return None
-    return locate_stack([table.places[index] for index in table.list_places(line.stack)])
+    return locate_stack([table.locations[index] for index in table.list_locations(line.stack)])
 
 
 def find_stuck_worker(
     node: NodeResult, ending: RankEnding
-) -> tuple[LastCodePosition, CodePlace] | None:
+) -> tuple[LastCodePosition, LocatedStack] | None:
     """Find the worker of a rank that has been in user code for longest; None if no worker is.
 
     A worker without work waits in the code of the data loader alone.
@@ -62,7 +62,7 @@ def find_stuck_worker(
     stuck = []
     for worker in ending.workers:
         located = locate_last_line(node, worker)
-        if located is None or is_library_file(located.place.file):
+        if located is None or is_library_file(located.user_line.file):
             continue
         if worker.last_sample_ns - worker.last_span_ns >= _MIN_WORKER_NS:
             stuck.append((worker, located))
@@ -76,12 +76,12 @@ def describe_last_line(node: NodeResult, ending: RankEnding) -> str:
     worker = find_stuck_worker(node, ending)
     text = ""
     if line is not None and located is not None:
-        text = f"{'' if line.samples else 'last seen '}at {format_code_location(located.place)}"
+        text = f"{'' if line.samples else 'last seen '}at {format_code_position(located.user_line)}"
         if located.library is not None and not worker:
-            text += f" -> {format_code_location(located.library)}"
+            text += f" -> {format_code_position(located.library)}"
     if worker is not None:
         text += "; " if text else ""
-        text += f"its data worker {worker[0].pid} is at {format_code_location(worker[1].place)}"
+        text += f"its data worker {worker[0].pid} is at {format_code_position(worker[1].user_line)}"
     return text
 
 
@@ -96,7 +96,7 @@ def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeL
     if line is None or located is None or not line.samples:
         return None
     return CodeLine(
-        located.place,
+        located.user_line,
         located.library,
         lost_ns,
         1.0,
@@ -107,7 +107,7 @@ def build_hang_line(node: NodeResult, ending: RankEnding, lost_ns: int) -> CodeL
     )
 
 
-def format_code_location(code_location: CodeLocation) -> str:
+def format_code_position(code_location: CodeLocation) -> str:
     """Format a code location: `train.py:31 in load_batch`."""
     name = os.path.basename(code_location.file) or "unknown file"
     where = f"{name}:{code_location.line}" if code_location.line else name
@@ -221,13 +221,13 @@ def _describe_counts(communicator: Mapping[str, Any]) -> Iterator[str]:
         for operation, count in rank["collective_counts"].items():
             counts.setdefault(str(operation)[:40], {})[int(rank["rank"])] = int(count)
     for operation, by_rank in counts.items():
-        most = max(by_rank.values())
+        largest = max(by_rank.values())
         late: dict[int, list[int]] = {}
         for rank, count in by_rank.items():
-            if count < most:
+            if count < largest:
                 late.setdefault(count, []).append(rank)
         if not late:
             continue
         count, ranks = min(late.items())
         plural = "s" if len(ranks) > 1 else ""
-        yield (f"rank{plural} {format_ranges(ranks)} began {count} {operation}, others {most}")
+        yield (f"rank{plural} {format_ranges(ranks)} began {count} {operation}, others {largest}")

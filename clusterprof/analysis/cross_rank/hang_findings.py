@@ -181,11 +181,11 @@ def _select_culprits(hang: Hang, analysis: HangAnalysis) -> tuple[int, ...]:
         return ()
     if not hang.is_cycle:
         return hang.roots
-    places = {number: _get_operation(number, analysis) for number in hang.roots}
-    most, count = Counter(places.values()).most_common(1)[0]
+    operations = {number: _get_operation(number, analysis) for number in hang.roots}
+    usual, count = Counter(operations.values()).most_common(1)[0]
     if 2 * count <= len(hang.roots):
         return hang.roots
-    return tuple(number for number in hang.roots if places[number] != most)
+    return tuple(number for number in hang.roots if operations[number] != usual)
 
 
 def _get_operation(number: int, analysis: HangAnalysis) -> tuple[int, int, int]:
@@ -343,10 +343,10 @@ def _is_rank_hung(rank: RankResult, ending: RankEnding) -> bool:
 def _find_diverging_ranks(members: Sequence[_Member]) -> list[_Member]:
     """Find the ranks that sleep in another kernel function than more than half of all."""
     functions = Counter(end.wchan for _, _, end in members)
-    most, count = functions.most_common(1)[0]
+    usual, count = functions.most_common(1)[0]
     if 2 * count <= len(members):
         return []
-    return [member for member in members if member[2].wchan != most]
+    return [member for member in members if member[2].wchan != usual]
 
 
 def _with_unmarked_hang_time(rank: RankResult) -> RankResult:

@@ -163,7 +163,7 @@ def _sum_sent_bytes(cell: TransferCell) -> float:
 def _build_rate_evidence(
     transfers: TransferTotals, cells_with_bytes: _Cells, links: Mapping[int, NodeLinks]
 ) -> tuple[Evidence, ...]:
-    cell_ns, best = transfers.sum_cell_ns(), transfers.find_expected_ns()
+    cell_ns, expected_ns = transfers.sum_cell_ns(), transfers.find_expected_ns()
     timed = [
         (number, cell)
         for number, cell in cells_with_bytes
@@ -186,7 +186,7 @@ def _build_rate_evidence(
             Evidence(RATE_METRIC, rate, "bytes/s", note),
             Evidence(PATH_RATIO_METRIC, part, "ratio", "achieved rate as a share of the link rate"),
         )
-    fastest = _describe_fastest_tenth(rate, [(cell, best[number]) for number, cell in timed])
+    fastest = _describe_fastest_tenth(rate, [(cell, expected_ns[number]) for number, cell in timed])
     if any(len(cell.nodes) > 1 for _, cell in timed):
         note = f"in transfer{fastest}; the rate of the links is not known"
         return (Evidence(RATE_METRIC, rate, "bytes/s", note),)
@@ -477,13 +477,13 @@ def _build_transfer_evidence(
         note = "of the time in steps: beyond that, for no reason that a counter shows"
         out.append(Evidence("network.beyond_ratio", part, "ratio", note))
     for node_links in links.values():
-        full = compute_receiver_limit_ratio(node_links)
-        if full is not None:
+        limited_ratio = compute_receiver_limit_ratio(node_links)
+        if limited_ratio is not None:
             note = (
                 "of the sending time the receiver's window was full (its process is slow, or the"
                 f" window small for the round trip): {node_links.name}"
             )
-            out.append(Evidence("tcp.receiver_limited_ratio", full, "ratio", note))
+            out.append(Evidence("tcp.receiver_limited_ratio", limited_ratio, "ratio", note))
             break
     trips = [
         (least, rtt, node_links.name)
@@ -528,8 +528,10 @@ def _find_outlier_nodes(
         symptoms = [*share.symptoms, *(sign for signs in loose_signs.values() for sign in signs)]
         for sign in symptoms:
             if (sign.kind, sign.evidence.name) == (kind, name):
-                best = by_node.get(sign.node)
-                by_node[sign.node] = sign if best is None else max(best, sign, key=_get_strength)
+                strongest = by_node.get(sign.node)
+                by_node[sign.node] = (
+                    sign if strongest is None else max(strongest, sign, key=_get_strength)
+                )
         strengths = {n: by_node[n].strength if n in by_node else 0.0 for n in links}
         outliers = find_outlier_nodes(strengths)
         for node in outliers:
@@ -577,8 +579,8 @@ def _build_link_culprit(links: NodeLinks, device: str) -> Culprit:
 
 def _select_strongest_evidence(signs: Sequence[Symptom]) -> tuple[Evidence, ...]:
     """Select the strongest sign of each metric."""
-    best: dict[str, Symptom] = {}
+    strongest: dict[str, Symptom] = {}
     for sign in signs:
         name = sign.evidence.name
-        best[name] = max(best.get(name, sign), sign, key=_get_strength)
-    return tuple(sign.evidence for sign in best.values())
+        strongest[name] = max(strongest.get(name, sign), sign, key=_get_strength)
+    return tuple(sign.evidence for sign in strongest.values())

@@ -112,9 +112,11 @@ class CulpritObserver:
         """
         if IMBALANCE not in leaves:
             return leaves
-        both, bins = (*leaves, SLOW_COMPUTE), self.sums.time_bins
-        known_ns, both_ns = (bins.sum_waits(self._cause_numbers(c)) for c in (leaves, both))
-        return both if 2 * known_ns < min(waited_ns, both_ns) else leaves
+        with_slow_work, bins = (*leaves, SLOW_COMPUTE), self.sums.time_bins
+        known_ns, both_ns = (
+            bins.sum_waits(self._cause_numbers(c)) for c in (leaves, with_slow_work)
+        )
+        return with_slow_work if 2 * known_ns < min(waited_ns, both_ns) else leaves
 
     def victim_count(self, rank_index: int) -> int | None:
         """Return how many other ranks waited for a rank; None where that is not known."""
@@ -184,8 +186,8 @@ def _choose_slow_step_ranks(ranks: Sequence[RankResult]) -> list[SlowSteps]:
     for index, rank in enumerate(ranks):
         if rank.operations is None:
             continue
-        best = rank_of_job.setdefault(rank.job, index)
-        if rank.ledger.steps > ranks[best].ledger.steps:
+        chosen = rank_of_job.setdefault(rank.job, index)
+        if rank.ledger.steps > ranks[chosen].ledger.steps:
             rank_of_job[rank.job] = index
     return [
         SlowSteps(index, ranks[index].accumulator.slowest, ranks[index].ledger.steps, len(ranks))
@@ -278,9 +280,9 @@ class WhatIfObserver:
         )
 
     def _record_first_rows(self, ops: Operations, arrive: Int) -> None:
-        new = np.flatnonzero(self._begun_ns[ops.rank] < 0)[::-1]
-        began = ops.arrive_ns[new] - arrive[new, : self._work + 1].sum(axis=1)
-        self._begun_ns[ops.rank[new]] = began  # the first row of each rank is written last
+        first_rows = np.flatnonzero(self._begun_ns[ops.rank] < 0)[::-1]
+        began = ops.arrive_ns[first_rows] - arrive[first_rows, : self._work + 1].sum(axis=1)
+        self._begun_ns[ops.rank[first_rows]] = began  # the first row of each rank is written last
 
     def unreplayed_ns(self, job: int) -> int:
         """Return the mean time ranks of a job spent in steps before the first replayed block,
@@ -371,8 +373,8 @@ class LongWaitObserver:
         main, culprit, ns = main[long_enough], culprit[long_enough], whole_ns[long_enough]
         wait_row = row[main]
         begin_ns = ops.leave_ns[wait_row] - ops.blocked_ns[wait_row]
-        new = np.stack([culprit, ns, ops.rank[wait_row], blamed.cause[main], begin_ns])
-        self._kept = np.concatenate([self._kept, new], axis=1)
+        waits = np.stack([culprit, ns, ops.rank[wait_row], blamed.cause[main], begin_ns])
+        self._kept = np.concatenate([self._kept, waits], axis=1)
         if self._kept.shape[1] > _BUFFER_WAITS + WAITS_PER_CULPRIT * self._floor_ns.size:
             self._settle()
 

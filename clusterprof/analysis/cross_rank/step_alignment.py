@@ -75,8 +75,8 @@ def has_common_step_ends(ends: Sequence[tuple[Int, Int]]) -> bool:
     numbers = ends[0][0]
     for rank_numbers, _ in ends[1:]:
         numbers = np.intersect1d(numbers, rank_numbers)
-    most = max(number.size for number, _ in ends)
-    if numbers.size < max(MIN_COMMON_STEPS, MIN_SYNCHRONOUS_RATIO * most):
+    max_steps = max(number.size for number, _ in ends)
+    if numbers.size < max(MIN_COMMON_STEPS, MIN_SYNCHRONOUS_RATIO * max_steps):
         return False
     table = np.stack([end[np.searchsorted(number, numbers)] for number, end in ends])
     middle = np.sort(table - table[:, :1], axis=0)[(len(ends) - 1) // 2]
@@ -130,8 +130,8 @@ def has_bounded_step_lead(
     offset_ns = np.median(table - table[0], axis=1).astype(np.int64)
     table = np.maximum.accumulate(table - offset_ns[:, None], axis=1)
     middle = np.sort(table, axis=0)[(len(ends) - 1) // 2]
-    done = np.stack([np.searchsorted(row, middle, side="right") for row in table])
-    if int((done.max(axis=0) - done.min(axis=0)).max()) > MAX_STEP_LEAD:
+    finished_steps = np.stack([np.searchsorted(row, middle, side="right") for row in table])
+    if int((finished_steps.max(axis=0) - finished_steps.min(axis=0)).max()) > MAX_STEP_LEAD:
         return False
     drift = max(own_ns) - min(own_ns)
     step_ns = float(np.median(np.diff(middle)))

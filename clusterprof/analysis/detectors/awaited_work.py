@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.detectors.base import (
-    compute_place_ratios,
+    compute_sleep_ratios,
     find_certain_idle_time,
     is_poll,
     may_wait_in_driver,
@@ -35,7 +35,7 @@ from clusterprof.analysis.detectors.base import (
     select_sleep_samples,
     sum_claimed_ns,
 )
-from clusterprof.analysis.timeline.code_places import list_wait_kinds
+from clusterprof.analysis.timeline.code_locations import list_wait_kinds
 from clusterprof.analysis.timeline.data_wait import blocked as kinds
 from clusterprof.analysis.timeline.data_wait.blocked import ReadContext, get_read_context
 from clusterprof.analysis.timeline.data_wait.candidates import (
@@ -71,19 +71,19 @@ from clusterprof.util.source_calls import SourceReader
 
 _Bools = NDArray[np.bool_]
 TIMER, LOCK, CONNECTION, BUSY, QUEUE = "timer", "lock", "connection", "busy", "queue"
-"""Where the training thread waits; BUSY = in a loop that polls without a pause, QUEUE = in a wait
-for data that has a span.
+"""Why the training thread waits; BUSY = in a loop that polls without a pause, QUEUE = in a wait for
+data that has a span.
 """
 _KEY, _FEEDERS_KEY, _SOURCES_KEY = "awaited work", "feeders", "sources"
-_PIPE_PLACES = ("pipe_read", "pipe_write", "unix_stream")
-_CONNECTION_PLACES = (
+_PIPE_WCHANS = ("pipe_read", "pipe_write", "unix_stream")
+_CONNECTION_WCHANS = (
     *("sk_wait", "wait_woken", "tcp_recv", "skb_wait", "sk_stream_wait"),
-    *_PIPE_PLACES,
+    *_PIPE_WCHANS,
 )
-_PLACES: dict[str, Callable[[str], bool]] = {
+_WCHANS_BY_REASON: dict[str, Callable[[str], bool]] = {
     TIMER: lambda name: "nanosleep" in name,
     LOCK: lambda name: "futex" in name,
-    CONNECTION: lambda name: any(part in name for part in _CONNECTION_PLACES) or is_poll(name),
+    CONNECTION: lambda name: any(part in name for part in _CONNECTION_WCHANS) or is_poll(name),
 }
 _RUNNING, _DISK_WAIT, _ASLEEP = ord("R"), ord("D"), ord("S")
 _LATE_NS = 300_000  # a free interpreter lock is had sooner
@@ -92,7 +92,7 @@ _MIN_SAMPLES = 16
 _MIN_STACKS = 8
 _MIN_WAIT_RATIO = 0.04  # of the lost segments: less is not divided
 _MIN_ACTIVE_RATIO = 0.6
-"""Part of the waits in which the awaited one was active."""
+"""Part of the waits in which the awaited process or thread was active."""
 _MIN_CODE_RATIO = 0.5
 """Part of the waits in calls that wait for another part of the job."""
 ACTIVE_COLUMNS = (
@@ -106,8 +106,8 @@ _WRITTEN_COLUMNS = (kinds.BLOCK_IO, kinds.REMOTE_IO)
 class AwaitedWork:
     """Waits of the training thread for a process or a thread of the job, and what that did."""
 
-    place: str
-    """TIMER, LOCK, CONNECTION or BUSY."""
+    wait_reason: str
+    """TIMER, LOCK, CONNECTION, BUSY or QUEUE."""
     share: Float
     """float64[n]: part of each lost segment in which the training thread waited so."""
     activity: Float
@@ -126,22 +126,22 @@ class AwaitedWork:
 
     @property
     def active_share(self) -> Float:
-        """Return the part of each segment's loss in which the awaited one was active."""
+        """Return the part of each segment's loss in which the awaited process was active."""
         active: Float = self.activity[:, ACTIVE_COLUMNS].sum(axis=1)
         return self.share * active
 
     @property
     def runnable_share(self) -> Float:
-        """Return the part of each segment's loss in which the awaited one had no CPU."""
+        """Return the part of each segment's loss in which the awaited process had no CPU."""
         runnable: Float = self.activity[:, kinds.RUNNABLE]
         return self.share * runnable
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """Samples in which the training thread waited at one place."""
+    """Samples in which the training thread waited for one reason."""
 
-    place: str
+    reason: str
     share: Float
     """float64[n], part of each segment."""
     samples: _Bools
@@ -181,14 +181,14 @@ class _Calls:
 
 
 def find_awaited_work(rank: Rank, lost: LostTime) -> tuple[AwaitedWork, ...]:
-    """Find for whom the training thread waited inside steps, one for each place it waits at.
+    """Find for whom the training thread waited inside steps, one for each reason of its waits.
 
     Waits for batches, other ranks and the device, which have spans, are left out.
     """
-    known = lost.shared.get(_KEY)
-    if known is None:
-        known = lost.shared[_KEY] = tuple(_find_awaited_work(rank, lost))
-    return known  # type: ignore[no-any-return]
+    works = lost.shared.get(_KEY)
+    if works is None:
+        works = lost.shared[_KEY] = tuple(_find_awaited_work(rank, lost))
+    return works  # type: ignore[no-any-return]
 
 
 def find_feeders(rank: Rank, lost: LostTime) -> AwaitedWork | None:
@@ -237,8 +237,8 @@ def find_awaited_input(rank: Rank, lost: LostTime) -> AwaitedWork | None:
 def measure_poll_ratio(rank: Rank, lost: LostTime) -> float:
     """Measure which part of its sleep in timers the training thread spent in loops that poll."""
     calls = _measure_calls(rank, lost, select_phases(lost, PHASE_COMPUTE))
-    known = calls.polls + calls.sleeps if calls is not None else 0.0
-    return calls.polls / known if calls is not None and known > 0 else 0.0
+    readable = calls.polls + calls.sleeps if calls is not None else 0.0
+    return calls.polls / readable if calls is not None and readable > 0 else 0.0
 
 
 def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
@@ -262,36 +262,36 @@ def _find_awaited_work(rank: Rank, lost: LostTime) -> list[AwaitedWork]:
 
 
 def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None) -> list[_Wait]:
-    """List the places at which the training thread waited for a known part of the lost time."""
+    """List the waits of the training thread that took a notable part of the lost time."""
     thread = rank.main.threads[rank.pid]
     length_ns = np.maximum(lost.end_ns - lost.start_ns, 1).astype(np.float64)
     asleep = select_sleep_samples(rank, lost, inside)
     asleep_ns = measure_sleep(rank, lost, inside)
-    places = {
-        place: asleep & find_sleep_samples(thread, rank.chunk.wchan_names, is_place)
-        for place, is_place in _PLACES.items()
+    samples_of = {
+        reason: asleep & find_sleep_samples(thread, rank.chunk.wchan_names, matches)
+        for reason, matches in _WCHANS_BY_REASON.items()
     }
     if may_wait_in_driver(rank):
-        places[CONNECTION] &= ~find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
+        samples_of[CONNECTION] &= ~find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
     pipes = find_sleep_samples(thread, rank.chunk.wchan_names, _is_pipe)
     may_be_remote = may_have_remote_connections(rank.chunk)
     waits = []
-    for place, samples in places.items():
+    for reason, samples in samples_of.items():
         count = int(samples.sum())
         if count < _MIN_SAMPLES:
             continue
         ratio = count / max(int(asleep.sum()), 1)
-        part, is_known = _judge_place(place, ratio, calls)
-        if place == CONNECTION:  # the other side is on this machine
+        part, is_known = _judge_wait_reason(reason, ratio, calls)
+        if reason == CONNECTION:  # the other side is on this machine
             is_known |= not may_be_remote or 2 * int((samples & pipes).sum()) > count
-        ratios = asleep_ns * compute_place_ratios(rank, lost, inside, samples) / length_ns
-        if place == CONNECTION:
+        ratios = asleep_ns * compute_sleep_ratios(rank, lost, inside, samples) / length_ns
+        if reason == CONNECTION:
             certain_ns = find_certain_idle_time(ratios * length_ns, length_ns - lost.lost_ns)
             ratios = np.maximum(ratios, certain_ns / np.maximum(lost.lost_ns, 1))
-        takes = calls is not None and 2 * calls.output > calls.job > 0 and place != TIMER
+        takes = calls is not None and 2 * calls.output > calls.job > 0 and reason != TIMER
         is_pool = calls is not None and 2 * calls.pools > calls.job > 0
         waits.append(
-            _Wait(place, np.clip(ratios * part, 0.0, 1.0), samples, is_known, is_pool, takes)
+            _Wait(reason, np.clip(ratios * part, 0.0, 1.0), samples, is_known, is_pool, takes)
         )
     waits += _find_short_waits(rank, lost, inside, calls)
     waits += _find_busy_polls(rank, lost, inside, calls)
@@ -301,32 +301,32 @@ def _list_waits(rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
 
 
 def _is_pipe(name: str) -> bool:
-    return any(place in name for place in _PIPE_PLACES)
+    return any(wchan in name for wchan in _PIPE_WCHANS)
 
 
-def _judge_place(place: str, ratio: float, calls: _Calls | None) -> tuple[float, bool]:
-    """Return which part of the sleep at a place may be a wait for the job, and if it is known so.
+def _judge_wait_reason(reason: str, ratio: float, calls: _Calls | None) -> tuple[float, bool]:
+    """Return which part of the sleep for a reason may be a wait for the job, and if it is known so.
 
-    ratio: part of all sleep that is at this place.
+    ratio: part of all sleep that has this reason.
     """
-    if place == CONNECTION:
+    if reason == CONNECTION:
         return 1.0, calls is not None and calls.job >= _MIN_CODE_RATIO * ratio
     if calls is None:  # a timer may be a poll; a lock can be anything
-        return (1.0, False) if place == TIMER else (0.0, False)
-    if place == LOCK:
+        return (1.0, False) if reason == TIMER else (0.0, False)
+    if reason == LOCK:
         part = min(calls.job / ratio, 1.0)
         return part, part >= _MIN_CODE_RATIO
-    known = calls.polls + calls.sleeps
-    if known <= 0:
+    readable = calls.polls + calls.sleeps
+    if readable <= 0:
         return 1.0, False
-    part = calls.polls / known
+    part = calls.polls / readable
     return part, part >= _MIN_CODE_RATIO
 
 
 def _find_short_waits(
     rank: Rank, lost: LostTime, inside: _Bools, calls: _Calls | None
 ) -> list[_Wait]:
-    """Find waits so short that the thread was awake again before its place could be read.
+    """Find waits so short that the thread was awake again before its wchan could be read.
 
     Such as questions to a manager process: the call alone says for whom they are.
     """
@@ -376,7 +376,7 @@ def _measure_calls(rank: Rank, lost: LostTime, inside: _Bools) -> _Calls | None:
     used = set(np.unique(stacks.stack[rows]).tolist())
     table, reader = rank.chunk.stacks, _get_sources(rank)
     classified = [
-        list_wait_kinds([table.places[place] for place in table.list_places(number)], reader)
+        list_wait_kinds([table.locations[index] for index in table.list_locations(number)], reader)
         if number in used
         else ()
         for number in numbers.tolist()
@@ -432,11 +432,11 @@ def _choose_culprits(
         return _Choice(sharing, True)
     if not wait.is_known or len(active) != 1:
         return _Choice()
-    if wait.place in (TIMER, BUSY) and is_reading(rank, lost):  # from others: bytes would show it
+    if wait.reason in (TIMER, BUSY) and is_reading(rank, lost):  # from others: bytes would show it
         return _Choice()
     # What a loop polls for may also come from outside the job.
     is_child = all(rank.pid in list_ancestors(rank, item.process) for item in active)
-    return _Choice(active, is_child or wait.place in (LOCK, CONNECTION))
+    return _Choice(active, is_child or wait.reason in (LOCK, CONNECTION))
 
 
 def _measure_work(
@@ -449,9 +449,9 @@ def _measure_work(
     mean = np.mean(tables, axis=0)
     active = mean[:, ACTIVE_COLUMNS].sum(axis=1)
     if wait.is_pool:  # one of them makes the awaited item
-        most = np.max([table[:, ACTIVE_COLUMNS].sum(axis=1) for table in tables], axis=0)
-        mean = mean * (most / np.maximum(active, 1e-9))[:, None]
-        active = most
+        highest = np.max([table[:, ACTIVE_COLUMNS].sum(axis=1) for table in tables], axis=0)
+        mean = mean * (highest / np.maximum(active, 1e-9))[:, None]
+        active = highest
     factor = np.minimum(choice.ratio, 1.0 / np.maximum(active, 1e-9))
     activity = np.zeros_like(mean)
     for column in ACTIVE_COLUMNS:
@@ -462,7 +462,7 @@ def _measure_work(
         share = share * (1.0 - calls.late)
     pids = tuple(item.process.pid for item in culprits)
     return AwaitedWork(
-        wait.place,
+        wait.reason,
         share,
         activity,
         pids,
@@ -478,7 +478,7 @@ def _measure_work(
 
 
 def _measure_timer_ratio(rank: Rank, culprits: Sequence[Candidate], samples: _Bools) -> float:
-    """Measure in which part of its rest the awaited process slept in a timer, 0 to 1."""
+    """Measure which part of the awaited process's own sleep was in a timer, 0 to 1."""
     counts = np.zeros(2)
     t_ns = rank.main.threads[rank.pid].t_ns[samples]
     for item in culprits:
@@ -486,7 +486,7 @@ def _measure_timer_ratio(rank: Rank, culprits: Sequence[Candidate], samples: _Bo
         if thread is None or item.is_thread:
             continue
         asleep = np.isin(thread.t_ns, t_ns) & (thread.state == _ASLEEP) & (thread.wchan >= 0)
-        timer = find_sleep_samples(thread, rank.chunk.wchan_names, _PLACES[TIMER])
+        timer = find_sleep_samples(thread, rank.chunk.wchan_names, _WCHANS_BY_REASON[TIMER])
         counts += (int((asleep & timer).sum()), int(asleep.sum()))
     return float(counts[0] / max(counts[1], 1.0))
 

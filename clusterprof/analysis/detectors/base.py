@@ -152,8 +152,8 @@ def compute_claimed_mean(lost: LostTime, share: Float, values: Float | None = No
     total = float(weight.sum())
     if total <= 0:
         return 0.0
-    known = np.nan_to_num(values) if unknown.any() else values
-    return float(np.sum(weight * known) / total)
+    terms = np.nan_to_num(values) if unknown.any() else values
+    return float(np.sum(weight * terms) / total)
 
 
 def measure_claimed_growth(
@@ -232,14 +232,14 @@ def find_busiest_device(rank: Rank, name: str, lost: LostTime, share: Float) -> 
 
     share: float64[n]. ("", 0.0) if no counter rose.
     """
-    best = ("", 0.0)
+    busiest = ("", 0.0)
     for device in sorted(device for signal, device in rank.chunk.series if signal == name):
         values = rank.chunk.series[(name, device)].values
         if values.size and values[0] != values[-1]:  # most disks of a node are idle
             amount = measure_claimed_growth(rank, name, device, lost, share) or 0.0
-            if amount > best[1]:
-                best = (device, amount)
-    return best
+            if amount > busiest[1]:
+                busiest = (device, amount)
+    return busiest
 
 
 def describe_allowed_cpus(allowed: int, cores: int, online: int) -> Evidence:
@@ -377,7 +377,7 @@ def measure_runnable(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown) -
     return delay
 
 
-_POLL_PLACES = ("poll_schedule", "do_poll", "ep_poll", "do_select")
+_POLL_WCHANS = ("poll_schedule", "do_poll", "ep_poll", "do_select")
 """Parts of the names of kernel functions in which a thread waits for any of several files."""
 _DEVICE_SPANS = (
     layout.EXPOSED,
@@ -392,7 +392,7 @@ _DEVICE_SPANS = (
 
 def is_poll(name: str) -> bool:
     """Return whether a kernel function waits for any of several files, sockets or devices."""
-    return any(place in name for place in _POLL_PLACES)
+    return any(wchan in name for wchan in _POLL_WCHANS)
 
 
 def may_wait_in_driver(rank: Rank) -> bool:
@@ -500,12 +500,12 @@ def name_host_functions(
     total_ns = max(float((share * lost.lost_ns).sum()), 1.0)
     return tuple(
         Evidence(
-            f"host.function{place}_ratio",
+            f"host.function{number}_ratio",
             min(1.0, float(covered_ns.sum()) / total_ns),
             "ratio",
             f"of that time the host was in {name}",
         )
-        for place, (name, covered_ns) in enumerate(
+        for number, (name, covered_ns) in enumerate(
             list_host_functions(rank, lost, share > 0, *activities), 1
         )
         if float(covered_ns.sum()) >= _MIN_FUNCTION_RATIO * total_ns
@@ -531,25 +531,25 @@ def list_host_functions(
     amount_ns = np.bincount(function, measure_overlap(times, segments), minlength=len(names))
     functions = []
     for row in np.argsort(-amount_ns, kind="stable")[:count].tolist():
-        own = merge_intervals((times[0][function == row], times[1][function == row]))
-        covered_ns = measure_overlap((lost.start_ns, lost.end_ns), own)
+        calls = merge_intervals((times[0][function == row], times[1][function == row]))
+        covered_ns = measure_overlap((lost.start_ns, lost.end_ns), calls)
         functions.append((str(names[row])[:_FUNCTION_CHARACTERS], covered_ns * selected))
     return [(name, ns) for name, ns in functions if ns.any()]
 
 
-def compute_place_ratios(
-    rank: Rank, lost: LostTime, rows: NDArray[np.bool_], at_place: NDArray[np.bool_]
+def compute_sleep_ratios(
+    rank: Rank, lost: LostTime, rows: NDArray[np.bool_], selected: NDArray[np.bool_]
 ) -> Float:
-    """Compute which part of each segment's sleep was at a place: float64[n].
+    """Compute which part of each segment's sleep was in the selected samples: float64[n].
 
     A segment without a sample gets the part of all segments together. rows: bool[n].
-    at_place: bool[samples] of the main thread.
+    selected: bool[samples] of the main thread.
     """
     thread = rank.main.threads[rank.pid]
     asleep = select_sleep_samples(rank, lost, rows)
     row = np.searchsorted(lost.start_ns, thread.t_ns[asleep], side="right") - 1
     count = np.bincount(row, minlength=lost.start_ns.size)
-    matching = np.bincount(row, at_place[asleep], minlength=lost.start_ns.size)
+    matching = np.bincount(row, selected[asleep], minlength=lost.start_ns.size)
     total = float(matching.sum()) / max(int(count.sum()), 1)
     ratios = np.where(count > 0, matching / np.maximum(count, 1), total)
     return np.where(rows, ratios, 0.0)
@@ -559,7 +559,7 @@ def select_sleep_samples(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) ->
     """Select the samples of the main thread that show where it slept in the chosen segments.
 
     rows: bool[n]. Returns bool[samples]. Samples in marked waits for the device are left out, and
-    so are samples without a place: the thread woke while it was being read.
+    so are samples without a wchan: the thread woke while it was being read.
     """
     thread = rank.main.threads[rank.pid]
     start, end = lost.start_ns[rows], lost.end_ns[rows]
@@ -590,11 +590,11 @@ def limit_to_lost_time(room_ns: Float, lost: LostTime, rows: NDArray[np.bool_]) 
         lost    30  30  40  100
         limited 30  26  24   10        30 too many, room for 10 and 40: three fifths of both
     """
-    kept = np.minimum(room_ns, lost.lost_ns)
+    fits_ns = np.minimum(room_ns, lost.lost_ns)
     second = lost.start_ns // _MOVE_WINDOW_NS
     second = second - second.min(initial=0)
-    excess = np.bincount(second, weights=room_ns - kept)
-    free_ns = np.where(rows, lost.lost_ns - kept, 0.0)
-    free = np.bincount(second, weights=free_ns)
-    ratio = np.minimum(1.0, excess / np.maximum(free, 1.0))
-    return kept + free_ns * ratio[second]
+    excess = np.bincount(second, weights=room_ns - fits_ns)
+    free_ns = np.where(rows, lost.lost_ns - fits_ns, 0.0)
+    room = np.bincount(second, weights=free_ns)
+    ratio = np.minimum(1.0, excess / np.maximum(room, 1.0))
+    return fits_ns + free_ns * ratio[second]

@@ -22,7 +22,7 @@ from clusterprof.analysis.detectors.base import (
     measure_main_thread,
     select_phases,
 )
-from clusterprof.analysis.timeline.code_places import split_at_own_line
+from clusterprof.analysis.timeline.code_locations import split_at_own_line
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing
 from clusterprof.analysis.timeline.model import (
@@ -35,7 +35,7 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import get_busy_readings
 from clusterprof.analysis.timeline.spans import StackSamples
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
 
@@ -191,15 +191,15 @@ def find_whole_pauses(rank: Rank, lost: LostTime, min_pause_ns: int) -> Float:
     count = int(number.max()) + 1
     lost_ns = np.bincount(number, lost.lost_ns, count)
     compute_ns = np.bincount(number, np.where(idle, lost.lost_ns, 0), count)
-    whole = lost_ns >= _WHOLE_RATIO * period_ns
-    whole &= compute_ns >= _MIN_COMPUTE_RATIO * period_ns
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], whole.astype(np.int8), [0]])))
+    is_pause = lost_ns >= _WHOLE_RATIO * period_ns
+    is_pause &= compute_ns >= _MIN_COMPUTE_RATIO * period_ns
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], is_pause.astype(np.int8), [0]])))
     for first, past in edges.reshape(-1, 2).tolist():
         if (past - first) * period_ns < min_pause_ns:
-            whole[first:past] = False
-    if not whole.any() or whole.sum() > _MAX_PAUSED_RATIO * np.count_nonzero(compute_ns):
+            is_pause[first:past] = False
+    if not is_pause.any() or is_pause.sum() > _MAX_PAUSED_RATIO * np.count_nonzero(compute_ns):
         return out
-    paused = whole | np.append(whole[1:], False) | np.append(False, whole[:-1])
+    paused = is_pause | np.append(is_pause[1:], False) | np.append(False, is_pause[:-1])
     rows = idle & paused[number]
     user_ns = np.nan_to_num(measure_main_thread(rank, "user_ns", lost, rows)) * (
         lost.end_ns - lost.start_ns
@@ -229,11 +229,13 @@ def measure_own_code(rank: Rank, lost: LostTime, column: str = "on_cpu_ns") -> F
     lines = rank.chunk.shared.setdefault(_LINES, {})
     ratio = _compute_own_ratio(stacks.select(awake), table, late_ns, lines)
     if ratio > 0:
-        own = ratio * np.nan_to_num(measure_main_thread(rank, column, lost, inside))
+        own_share = ratio * np.nan_to_num(measure_main_thread(rank, column, lost, inside))
         # After a wait for the device all of it is idle time, else as if both were independent.
         scale = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
-        own = np.minimum(np.where(find_drained_segments(rank, lost), own * scale, own), 1.0)
-        share = np.where(inside, own, 0.0)
+        own_share = np.minimum(
+            np.where(find_drained_segments(rank, lost), own_share * scale, own_share), 1.0
+        )
+        share = np.where(inside, own_share, 0.0)
     return share
 
 
@@ -251,7 +253,7 @@ def _choose_late(wake_ns: Int) -> float:
 
 def _compute_own_ratio(
     samples: StackSamples,
-    table: StackTable,
+    table: StackTree,
     late_ns: float,
     line_of: dict[int, tuple[CodeLocation, bool]],
 ) -> float:
@@ -263,20 +265,20 @@ def _compute_own_ratio(
     lines = {_LAUNCHING: 0}
     of_stack = np.zeros(numbers.size, np.int64)
     computes = np.zeros(numbers.size, np.bool_)
-    for at, number in enumerate(numbers.tolist()):
+    for index, number in enumerate(numbers.tolist()):
         if number not in line_of:
             line_of[number] = _find_line(table, number)
-        line, computes[at] = line_of[number]
-        of_stack[at] = lines.setdefault(line, len(lines))
+        line, computes[index] = line_of[number]
+        of_stack[index] = lines.setdefault(line, len(lines))
     of_sample, lateness_ns = of_stack[row], samples.end_ns - samples.start_ns
     in_disk_wait = samples.state == _IN_DISK_WAIT
     waits = np.bincount(of_sample, in_disk_wait, len(lines))
     all_count = np.bincount(of_sample, minlength=len(lines))
     uses_files = waits >= np.maximum(_MIN_DISK_WAIT_RATIO * all_count, _MIN_DISK_WAITS)
     is_evident = computes[row] | uses_files[of_sample]
-    late, known = (lateness_ns >= late_ns) | is_evident, (lateness_ns > 0) | is_evident
+    late, timed = (lateness_ns >= late_ns) | is_evident, (lateness_ns > 0) | is_evident
     late_count = np.bincount(of_sample, late, len(lines))
-    late_ratio = late_count / np.maximum(np.bincount(of_sample, known, len(lines)), 1)
+    late_ratio = late_count / np.maximum(np.bincount(of_sample, timed, len(lines)), 1)
     if late_count[0] >= _MIN_LATE_SAMPLES and late_ratio[0] > _MAX_LATE_RATIO:
         return 0.0
     is_own = late_ratio >= _MIN_LATE_RATIO
@@ -288,18 +290,18 @@ def _compute_own_ratio(
     return ratio if is_enough else 0.0
 
 
-def _find_line(table: StackTable, stack: int) -> tuple[CodeLocation, bool]:
+def _find_line(table: StackTree, stack: int) -> tuple[CodeLocation, bool]:
     """Find the job's own line in a stack, if it has not called PyTorch or its like.
 
     The second value is True if it has called a library that has nothing to do with devices.
     """
-    places = [table.places[place] for place in table.list_places(stack)]
-    parts = split_at_own_line(places)
+    locations = [table.locations[index] for index in table.list_locations(stack)]
+    parts = split_at_own_line(locations)
     if parts is None:
         return _LAUNCHING, False
-    own, called = parts
+    own_line, called = parts
     innermost = called[-1].file if called else ""
-    launches = any(_LAUNCHING_FILES.search(place.file) for place in called)
+    launches = any(_LAUNCHING_FILES.search(location.file) for location in called)
     if launches and not _OBJECT_FILES.search(innermost):
         return _LAUNCHING, False
-    return own, _COMPUTING_FILES.search(innermost) is not None
+    return own_line, _COMPUTING_FILES.search(innermost) is not None

@@ -87,11 +87,11 @@ def build_limits(limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     out = {}
     for id_, kind in known_causes.items():
         values = limits.get(id_, {})
-        known = {field.name for field in fields(kind)}
+        names = {field.name for field in fields(kind)}
         for key in values:
-            if key not in known:
+            if key not in names:
                 raise UsageError(
-                    f"limits.{id_}: there is no limit {key!r}{_find_nearest_name(key, known)}"
+                    f"limits.{id_}: there is no limit {key!r}{_find_nearest_name(key, names)}"
                 )
         out[id_] = kind(**values)
     return out
@@ -102,6 +102,6 @@ def list_limit_classes() -> dict[str, type]:
     return {**{detector.cause.id: detector.Limits for detector in DETECTORS}, **NETWORK_LIMITS}
 
 
-def _find_nearest_name(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _find_nearest_name(word: str, names: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(word, list(names), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

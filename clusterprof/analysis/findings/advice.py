@@ -16,7 +16,7 @@ from clusterprof.analysis.detectors.registry import DETECTORS
 from clusterprof.analysis.findings.comparisons import with_worker_counts
 from clusterprof.analysis.node.analyze import NodeResult
 from clusterprof.analysis.node.setup import NodeSetup, ProcessSetup, detect_launcher
-from clusterprof.analysis.timeline.code_places import split_at_own_line
+from clusterprof.analysis.timeline.code_locations import split_at_own_line
 from clusterprof.report.impact import RankUtilization
 from clusterprof.report.model import Evidence, Finding, Report
 from clusterprof.util.source_calls import SourceReader
@@ -75,7 +75,7 @@ def _list_code_paths(report: Report) -> dict[str, tuple[CodePath, ...]]:
         share = time.lost_ns / totals[time.cause]
         path = CodePath(code_location, tuple(called), share, time.samples, calls)
         paths.setdefault(time.cause, []).append(path)
-    return {cause: tuple(listed) for cause, listed in paths.items()}
+    return {cause: tuple(code_paths) for cause, code_paths in paths.items()}
 
 
 def build_advice_context(
@@ -166,17 +166,17 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
     node, rank = main_rank
     ledger, own_ns = rank.ledger, finding.culprits[0].own_ns if finding.culprits else None
     setup = _get_rank_setup(node, rank)
-    shares = [
+    sharing_ranks = [
         neighbor_setup
         for neighbor in node.ranks
         if (neighbor_setup := _get_rank_setup(node, neighbor)).cpus & setup.cpus
     ]
-    lost = own_ns if own_ns is not None else dict(ledger.buckets).get(finding.cause.id)
+    lost_ns = own_ns if own_ns is not None else dict(ledger.buckets).get(finding.cause.id)
     return RankSetup(
         loader=setup.loader,
         cpus_allowed=len(setup.cpus) or None,
         cores_allowed=setup.cores,
-        ranks_sharing_cpus=max(1, len(shares)),
+        ranks_sharing_cpus=max(1, len(sharing_ranks)),
         ranks_on_node=max(1, len(node.ranks)),
         gpu_memory_free_ratio=_find_free_memory_ratio(rank, report),
         step_ns=ledger.in_step_ns // ledger.steps if ledger.steps else None,
@@ -186,7 +186,7 @@ def _build_setup(finding: Finding, main_rank: _NodeRank, report: Report) -> Rank
         has_xla=setup.has_xla,
         has_optimizer=setup.has_optimizer,
         debug_mode_ratios=setup.debug_mode_ratios,
-        own_loss_ratio=lost / ledger.in_step_ns if lost and ledger.in_step_ns else None,
+        own_loss_ratio=lost_ns / ledger.in_step_ns if lost_ns and ledger.in_step_ns else None,
         message_wait_ratio=_compute_message_wait_ratio(rank),
     )
 
@@ -224,18 +224,18 @@ def _list_missing_signals(family: str, main_rank: _NodeRank | None) -> tuple[str
     """List what the main culprit's recording lacks to distinguish causes of the family."""
     if main_rank is None or not main_rank[1].marked:
         return ()
-    of_family = {detector.cause.id for detector in DETECTORS if detector.cause.family == family}
-    lacking = {
-        need for cause, need in main_rank[1].accumulator.missing if cause in of_family and need
+    family_causes = {detector.cause.id for detector in DETECTORS if detector.cause.family == family}
+    missing = {
+        need for cause, need in main_rank[1].accumulator.missing if cause in family_causes and need
     }
-    return tuple(sorted(lacking))
+    return tuple(sorted(missing))
 
 
 def _list_relevant_gaps(family: str, report: Report) -> tuple[tuple[str, str], ...]:
     """List the coverage gaps that matter to the family, with their remedies."""
-    of_family = _FAMILY_SOURCES.get(family, ())
+    family_sources = _FAMILY_SOURCES.get(family, ())
     return tuple(
-        (blind.what, blind.remedy)
-        for blind in report.coverage_gaps
-        if blind.source in of_family and blind.remedy
+        (gap.what, gap.remedy)
+        for gap in report.coverage_gaps
+        if gap.source in family_sources and gap.remedy
     )

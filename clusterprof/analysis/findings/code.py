@@ -21,8 +21,8 @@ from clusterprof.analysis.attribution.lines.lost_time_by_stack import PEERS, Sta
 from clusterprof.analysis.attribution.rank.claims import JITTER, PEERS_UNKNOWN
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals, choose_reported_ids
 from clusterprof.analysis.findings.impact import collect_leaves
-from clusterprof.analysis.timeline.code_places import CodePlace, is_library_file, locate_stack
-from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTable
+from clusterprof.analysis.timeline.code_locations import LocatedStack, is_library_file, locate_stack
+from clusterprof.analysis.timeline.stacks import MAX_DEPTH, StackTree
 from clusterprof.report.code import CodeLine, CodeLocation, CodeProfile, StackTime, WorkLine
 from clusterprof.report.model import UNATTRIBUTED, Finding
 
@@ -58,47 +58,47 @@ Weights = dict[int, _Weight]
 class JobStacks:
     """The stacks of all nodes under common numbers, as far as they are used."""
 
-    places: list[CodeLocation] = field(default_factory=list)
+    locations: list[CodeLocation] = field(default_factory=list)
     chains: list[tuple[int, ...]] = field(default_factory=lambda: [()])
-    """By stack number: indices of its places, outermost first. Stack 0 is not known."""
-    _place_numbers: dict[CodeLocation, int] = field(default_factory=dict)
+    """By stack number: indices of its locations, outermost first. Stack 0 is not known."""
+    _location_numbers: dict[CodeLocation, int] = field(default_factory=dict)
     _numbers: dict[tuple[int, ...], int] = field(default_factory=lambda: {(): UNKNOWN_STACK})
-    _known: dict[tuple[int, int], int] = field(default_factory=dict)
-    _located: dict[int, CodePlace | None] = field(default_factory=dict)
+    _stack_numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+    _located: dict[int, LocatedStack | None] = field(default_factory=dict)
 
-    def find_number(self, table: StackTable, stack: int) -> int:
+    def find_number(self, table: StackTree, stack: int) -> int:
         """Return the number of a node's stack in the job."""
-        number = self._known.get((id(table), stack))
+        number = self._stack_numbers.get((id(table), stack))
         if number is None:
             inside = 0 < stack < table.parent.size
-            indices = table.list_places(stack) if inside else []
-            chain = tuple(self._number_place(table.places[index]) for index in indices)
-            number = self._known[id(table), stack] = self.number_chain(chain)
+            indices = table.list_locations(stack) if inside else []
+            chain = tuple(self._number_location(table.locations[index]) for index in indices)
+            number = self._stack_numbers[id(table), stack] = self.number_chain(chain)
         return number
 
     def number_chain(self, chain: tuple[int, ...]) -> int:
-        """Return the number of the stack with these places."""
+        """Return the number of the stack with these locations."""
         number = self._numbers.setdefault(chain, len(self.chains))
         if number == len(self.chains):
             self.chains.append(chain)
         return number
 
-    def locate(self, stack: int) -> CodePlace | None:
-        """Return the place of a stack that its user can change; None if it is not known."""
+    def locate(self, stack: int) -> LocatedStack | None:
+        """Locate a stack for its user; None if it is not known."""
         if stack not in self._located:
-            places = [self.places[index] for index in self.chains[stack]]
-            self._located[stack] = locate_stack(places)
+            locations = [self.locations[index] for index in self.chains[stack]]
+            self._located[stack] = locate_stack(locations)
         return self._located[stack]
 
-    def find_own_place(self, chain: tuple[int, ...]) -> int:
-        """Return the index of the place that the user can change; -1 if it is not known."""
+    def find_user_line(self, chain: tuple[int, ...]) -> int:
+        """Return the index of the line that the user can change; -1 if it is not known."""
         located = self.locate(self.number_chain(chain))
-        return -1 if located is None else self._number_place(located.place)
+        return -1 if located is None else self._number_location(located.user_line)
 
-    def _number_place(self, code_location: CodeLocation) -> int:
-        number = self._place_numbers.setdefault(code_location, len(self.places))
-        if number == len(self.places):
-            self.places.append(code_location)
+    def _number_location(self, code_location: CodeLocation) -> int:
+        number = self._location_numbers.setdefault(code_location, len(self.locations))
+        if number == len(self.locations):
+            self.locations.append(code_location)
         return number
 
 
@@ -142,7 +142,7 @@ def _allocate_exactly(weights: Weights, total_ns: int) -> dict[int, int]:
 def build_code(
     findings: Sequence[Finding],
     ranks: Sequence[RankResult],
-    tables: Sequence[StackTable],
+    tables: Sequence[StackTree],
     totals: Sequence[CulpritTotals],
     without_culprit: Sequence[tuple[str, int]],
 ) -> tuple[tuple[Finding, ...], CodeProfile | None]:
@@ -215,7 +215,7 @@ class _RankReader:
     """Reads the sampled stacks of ranks under the numbers of the job."""
 
     def __init__(
-        self, ranks: Sequence[RankResult], tables: Sequence[StackTable], stacks: JobStacks
+        self, ranks: Sequence[RankResult], tables: Sequence[StackTree], stacks: JobStacks
     ) -> None:
         self._ranks, self._tables, self._stacks = ranks, tables, stacks
         self._per_step: dict[int, Weights] = {}
@@ -296,7 +296,7 @@ class _RankReader:
         out: dict[object, tuple[_Weight, list[int]]] = {}
         for stack, weight in weights.items():
             located = self._stacks.locate(stack)
-            key = None if located is None else located.place
+            key = None if located is None else located.user_line
             if key is None:
                 continue
             before, members = out.get(key, (_Weight(0.0, 0, 0.0), []))
@@ -345,8 +345,8 @@ def _with_lines(finding: Finding, code: _CauseCode, stacks: JobStacks) -> Findin
 def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
     """List the code lines that account for some time, with their shares, largest first."""
     total_ns = sum(code.ns.values())
-    ns_by_line: dict[CodePlace, int] = {}
-    stacks_by_line: dict[CodePlace, set[int]] = {}
+    ns_by_line: dict[LocatedStack, int] = {}
+    stacks_by_line: dict[LocatedStack, set[int]] = {}
     for (_, stack), ns in code.ns.items():
         located = stacks.locate(stack)
         if located is not None:
@@ -363,7 +363,7 @@ def _list_lines(code: _CauseCode, stacks: JobStacks) -> list[CodeLine]:
         library, library_ratio = _choose_library(members, code, stacks)
         lines.append(
             CodeLine(
-                key.place,
+                key.user_line,
                 library,
                 ns,
                 share,
@@ -387,7 +387,7 @@ def _choose_library(
         library = located.library if located is not None else None
         ns = sum(weight.ns for weight in code.weights[stack])
         sums[library] = sums.get(library, 0.0) + ns
-    library = max(sums, key=lambda place: (sums[place], str(place)))
+    library = max(sums, key=lambda location: (sums[location], str(location)))
     total_ns = sum(sums.values())
     return library, min(sums[library] / total_ns, 1.0) if total_ns > 0 else 1.0
 
@@ -442,7 +442,7 @@ def _build_profile(
         rows = _merge_smallest(rows)
         if len(rows) <= MAX_STACKS:
             break
-    own_lines = {chain: stacks.find_own_place(chain) for _, _, chain in rows}
+    own_lines = {chain: stacks.find_user_line(chain) for _, _, chain in rows}
     used = sorted(
         {index for chain in own_lines for index in (*chain, own_lines[chain]) if index >= 0}
     )
@@ -460,10 +460,10 @@ def _build_profile(
         if ns > 0
     ]
     times.sort(key=lambda time: (-time.lost_ns, time.cause, time.rank, time.places))
-    places = tuple(stacks.places[index] for index in used)
+    locations = tuple(stacks.locations[index] for index in used)
     return CodeProfile(
-        places,
-        tuple(is_library_file(code_location.file) for code_location in places),
+        locations,
+        tuple(is_library_file(code_location.file) for code_location in locations),
         tuple(times),
         samples,
     )

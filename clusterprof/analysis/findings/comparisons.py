@@ -177,9 +177,9 @@ def _select_main_culprits(finding: Finding) -> list[Culprit]:
         members = finding.culprit_group.ranks
         return [culprit for culprit in finding.culprits if culprit.rank in members]
     caused = [culprit.caused_ns for culprit in finding.culprits]
-    most = max(caused, default=0)
+    largest_ns = max(caused, default=0)
     pairs = zip(finding.culprits, caused)
-    return [culprit for culprit, ns in pairs if ns > 0 and ns >= CHIEF_RATIO * most]
+    return [culprit for culprit, ns in pairs if ns > 0 and ns >= CHIEF_RATIO * largest_ns]
 
 
 def _get_rank_name(rank: RankResult) -> tuple[str, int | None]:
@@ -239,14 +239,14 @@ def _compare_own_loss(
 
 
 def _build_comparison(
-    name: str, of: str, note: str, culprit_values: Sequence[float], other_values: Sequence[float]
+    name: str, kind: str, note: str, culprit_values: Sequence[float], other_values: Sequence[float]
 ) -> PeerComparison | None:
     if not culprit_values or not other_values:
         return None
     value, other_value = median_low(culprit_values), median_low(other_values)
     if value < MIN_DIFFERENCE_RATIO * other_value or value <= 0:
         return None
-    return PeerComparison(name, "ns", value, other_value, len(other_values), of, note)  # type: ignore[arg-type]
+    return PeerComparison(name, "ns", value, other_value, len(other_values), kind, note)  # type: ignore[arg-type]
 
 
 BATCH_UNITS = ("samples", "tokens")
@@ -273,9 +273,8 @@ def _compute_batch_sizes(rank: RankResult) -> dict[str, float]:
     """
     totals, sizes = rank.accumulator.totals, {}
     for unit in BATCH_UNITS:
-        known, unknown = totals.get(f"{unit}_steps", 0), totals.get(f"{unit}_unknown_steps", 0)
-        if known and totals.get(unit) and known >= MIN_KNOWN_STEPS_RATIO * (known + unknown):
-            sizes[unit] = totals[unit] / known
+        if size := _compute_per_step(totals, unit):
+            sizes[unit] = size
     brought, mean = (totals.get(name, 0) for name in ALL_TO_ALL_TOTALS)
     if mean and rank.ledger.steps:
         sizes.update(all_to_all=brought / rank.ledger.steps, all_to_all_ratio=brought / mean)
@@ -319,7 +318,7 @@ def _compare_batches(
     evidence: list[Evidence] = []
     larger: list[Evidence] = []
     for unit in BATCH_UNITS:
-        own_size, peer_sizes = sizes.get(unit), [each[unit] for each in waiting if unit in each]
+        own_size, peer_sizes = sizes.get(unit), [peer[unit] for peer in waiting if unit in peer]
         if own_size is None or not peer_sizes:
             continue
         usual = median_low(peer_sizes)
@@ -337,7 +336,7 @@ def _compare_all_to_all(
 ) -> list[Evidence]:
     """Return evidence of the bytes that a late rank brings, if no waiting rank brings as many."""
     ratio = sizes.get("all_to_all_ratio", 0.0)
-    peer_ratios = [each["all_to_all_ratio"] for each in waiting if "all_to_all_ratio" in each]
+    peer_ratios = [peer["all_to_all_ratio"] for peer in waiting if "all_to_all_ratio" in peer]
     if not peer_ratios or ratio < MIN_DIFFERENCE_RATIO or ratio <= max(peer_ratios):
         return []
     usual_ratio = median_low(peer_ratios)
@@ -404,19 +403,19 @@ def _describe_reads_of_rank(rank: RankResult, cause: str) -> str:
     for name, reads in counted.items():
         if name.endswith(READ_COUNT_SUFFIX):
             parts.append(f"{_format_count(reads / rank.ledger.steps)} in the waits of a step")
-            samples = _compute_samples_per_step(rank)
+            samples = _compute_per_step(rank.accumulator.totals, "samples")
             if samples:
                 parts.append(f"{_format_count(reads / rank.ledger.steps / samples)} a sample")
     return ", ".join(parts)
 
 
-def _compute_samples_per_step(rank: RankResult) -> float:
-    """Compute the samples per step, where nearly all steps report them; 0 = unknown."""
-    totals = rank.accumulator.totals
-    known, unknown = totals.get("samples_steps", 0), totals.get("samples_unknown_steps", 0)
-    if not known or known < MIN_KNOWN_STEPS_RATIO * (known + unknown):
+def _compute_per_step(totals: Mapping[str, int], unit: str) -> float:
+    """Compute the samples or tokens per step, if nearly all steps report them; 0 = unknown."""
+    steps = totals.get(f"{unit}_steps", 0)
+    all_steps = steps + totals.get(f"{unit}_unknown_steps", 0)
+    if not steps or steps < MIN_KNOWN_STEPS_RATIO * all_steps:
         return 0.0
-    return totals.get("samples", 0) / known
+    return totals.get(unit, 0) / steps
 
 
 def _format_count(count: float) -> str:
@@ -439,8 +438,8 @@ def with_worker_counts(
 
 def describe_other_workers(culprits: Sequence[Culprit], nodes: Sequence[NodeResult]) -> str:
     """Describe how many workers ranks have that are no main culprits; "" where unknown."""
-    most = max((culprit.caused_ns for culprit in culprits), default=0)
-    main_culprits = {(c.node, c.rank) for c in culprits if c.caused_ns >= CHIEF_RATIO * most}
+    largest_ns = max((culprit.caused_ns for culprit in culprits), default=0)
+    main_culprits = {(c.node, c.rank) for c in culprits if c.caused_ns >= CHIEF_RATIO * largest_ns}
     counts = []
     for node in nodes:
         for rank in node.ranks:
@@ -557,11 +556,11 @@ def find_onset(series: Sequence[tuple[int, int]]) -> int | None:
         return None
     levels = [cost / length for _, cost, length in full_parts]
     splits = range(_MIN_PARTS_BEFORE, len(full_parts) - _MIN_PARTS_BEFORE)
-    best = max(splits, key=lambda split: _evaluate_split(levels, split), default=None)
-    if best is None:
+    onset = max(splits, key=lambda split: _evaluate_split(levels, split), default=None)
+    if onset is None:
         return None
     # The onset may lie within its part, which therefore shows nothing about the time before.
-    before, after = median_high(levels[:best]), _compute_mean(levels[best:])
+    before, after = median_high(levels[:onset]), _compute_mean(levels[onset:])
     last = _compute_mean(levels[-max(len(levels) // 4, 1) :])
     if (
         after < MIN_LEVEL_RATIO
@@ -569,10 +568,10 @@ def find_onset(series: Sequence[tuple[int, int]]) -> int | None:
         or last < MIN_LAST_LEVEL_RATIO * after
     ):
         return None
-    if min(levels[best:]) < MAX_LEVEL_BEFORE_RATIO * after:
+    if min(levels[onset:]) < MAX_LEVEL_BEFORE_RATIO * after:
         return None  # intermittent
     return _find_first_bin(
-        series, full_parts[best - 1][0], full_parts[best][0] + part_bins, (before + after) / 2
+        series, full_parts[onset - 1][0], full_parts[onset][0] + part_bins, (before + after) / 2
     )
 
 
@@ -594,7 +593,7 @@ def _find_first_bin(series: Sequence[tuple[int, int]], low: int, high: int, leve
     """Find the first time bin from which on the loss is above a level."""
     for bin_index in range(low, high):
         cost, length = _sum_pairs(series[bin_index:high])
-        begun = series[bin_index][1] and series[bin_index][0] >= level * series[bin_index][1]
-        if begun and cost >= level * length:
+        has_begun = series[bin_index][1] and series[bin_index][0] >= level * series[bin_index][1]
+        if has_begun and cost >= level * length:
             return bin_index
     return high

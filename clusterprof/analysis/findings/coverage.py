@@ -71,24 +71,24 @@ def list_coverage_gaps(
 ) -> tuple[CoverageGap, ...]:
     """List the coverage gaps of a recording, lost data first."""
     gaps: dict[tuple[str, str], CoverageGap] = {}
-    where: dict[tuple[str, str], list[str]] = {}
-    lacking = _collect_lacking_nodes(nodes)
-    everywhere = {node.facts.name for node in nodes}
+    nodes_by_gap: dict[tuple[str, str], list[str]] = {}
+    nodes_by_collector = _collect_lacking_nodes(nodes)
+    all_nodes = {node.facts.name for node in nodes}
     for node in nodes:
         for blind in _report_lost_records(node):
             gaps[(blind.what, blind.message)] = blind
         for gap in _list_gaps(node):
             if _is_elsewhere(node, gap) and (
-                gap.collector.startswith("gpu_") or lacking[gap.collector] == everywhere
+                gap.collector.startswith("gpu_") or nodes_by_collector[gap.collector] == all_nodes
             ):
                 continue  # but what only some nodes lack is reported, accelerators aside
             subject = gap.signal or gap.collector
             source = gap.signal.partition(".")[0] or gap.collector.partition(":")[0]
             coverage_gap = CoverageGap(subject, gap.kind, gap.message, gap.remedy, source=source)
             gaps.setdefault((subject, gap.message), coverage_gap)
-            where.setdefault((subject, gap.message), []).append(node.facts.name)
-    for key, names in where.items():
-        if set(names) < everywhere:  # not on all of them
+            nodes_by_gap.setdefault((subject, gap.message), []).append(node.facts.name)
+    for key, names in nodes_by_gap.items():
+        if set(names) < all_nodes:  # not on all of them
             coverage_gap = gaps[key]
             gaps[key] = replace(
                 coverage_gap,
@@ -185,29 +185,29 @@ def _is_elsewhere(node: NodeResult, gap: Gap) -> bool:
 
 def _report_unmatched(counts: Mapping[str, int]) -> list[CoverageGap]:
     """Report spans of operations that could not be matched with those of other ranks."""
-    out = []
+    gaps = []
     for reason, spans in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if spans:
             why, remedy = _UNMATCHED_TEXTS.get(reason, (f"do not fit ({reason})", ""))
             message = f"{spans:,} of their spans {why}; waits in them have no cause"
-            out.append(CoverageGap(_OPERATIONS, "failed", message, remedy))
-    return out
+            gaps.append(CoverageGap(_OPERATIONS, "failed", message, remedy))
+    return gaps
 
 
 def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
     """Report records that cannot be read, and spans that were dropped before recording."""
     damage, name = node.loaded.damage, node.facts.name
     source = f"recording of {name}"
-    out = []
+    gaps = []
     if damage.damaged_places:
         message = f"{damage.damaged_bytes:,} bytes in {damage.damaged_places} places are damaged"
-        out.append(CoverageGap(source, "lost", message, "check the file system it was kept on"))
+        gaps.append(CoverageGap(source, "lost", message, "check the file system it was kept on"))
     if damage.torn_tail_bytes:
         message = f"the last {damage.torn_tail_bytes:,} bytes belong to a truncated frame"
-        out.append(CoverageGap(source, "lost", message, ""))
+        gaps.append(CoverageGap(source, "lost", message, ""))
     if damage.unknown_frames:
         message = f"{damage.unknown_frames:,} frames are not understood"
-        out.append(CoverageGap(source, "lost", message, "analyze with a newer clusterprof"))
+        gaps.append(CoverageGap(source, "lost", message, "analyze with a newer clusterprof"))
     implausible = [
         f"{count:,} {noun}"
         for count, noun in (
@@ -222,11 +222,11 @@ def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
             f" out; the first: {damage.implausible_example}"
         )
         remedy = "the recording was changed after it was written: analyze the original"
-        out.append(CoverageGap(source, "lost", message, remedy))
+        gaps.append(CoverageGap(source, "lost", message, remedy))
     if node.loaded.dropped_spans:
         message = f"{node.loaded.dropped_spans:,} spans were dropped before they could be stored"
-        out.append(CoverageGap("spans", "lost", message, "give the recorder more CPU time"))
-    return out
+        gaps.append(CoverageGap("spans", "lost", message, "give the recorder more CPU time"))
+    return gaps
 
 
 _RECORD_INSTEAD = "record the same job with clusterprof record"
@@ -238,7 +238,7 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
         {key for rank in ranks for key in getattr(rank.accumulator, name)}
         for name in ("evaluated", "missing")
     )
-    out = []
+    gaps = []
     unmarked = [rank for rank in ranks if not rank.marked]
     if unmarked:
         message = f"{len(unmarked)} of {len(ranks)} training processes marked no steps"
@@ -249,19 +249,19 @@ def _report_unchecked_causes(ranks: Sequence[RankResult]) -> list[CoverageGap]:
         if all(rank.job_position.attached for rank in unmarked):
             message = f"{message}: the recorder attached to them while they ran"
             remedy = "start the job with `clusterprof record` to see steps and causes"
-        out.append(CoverageGap("causes below family level", "absent", message, remedy))
+        gaps.append(CoverageGap("causes below family level", "absent", message, remedy))
     for detector in DETECTORS:
         id_ = detector.cause.id
         needs = sorted(need for cause, need in missing if cause == id_)
         if id_ not in evaluated and needs:
-            lacking = ", ".join(need for need in needs if need) or "a measure of it"
+            missing_needs = ", ".join(need for need in needs if need) or "a measure of it"
             if needs == [MISSING_TRACE_DATA]:  # of an imported trace: many causes, one reason
                 message = f"cannot be determined: the trace has no {MISSING_TRACE_DATA}"
-                out.append(CoverageGap(id_, "absent", message, _RECORD_INSTEAD))
+                gaps.append(CoverageGap(id_, "absent", message, _RECORD_INSTEAD))
                 continue
-            message = f"cannot tell {id_}: the recording has no {lacking}"
-            out.append(CoverageGap(id_, "absent", message, f"clusterprof explain {id_}"))
-    return out
+            message = f"cannot tell {id_}: the recording has no {missing_needs}"
+            gaps.append(CoverageGap(id_, "absent", message, f"clusterprof explain {id_}"))
+    return gaps
 
 
 _ERROR_NAMES = {"gpu-xid": "Xid", "nvswitch-sxid": "SXid"}
@@ -318,13 +318,13 @@ def _describe_error(
     when = f"after {max(0.0, seconds):.0f} s" + (f", {times} times" if times > 1 else "")
     if event.kind == "device-lost":
         return f"{attributes.get('device')} on {name} was lost {when}: {attributes.get('message')}"
-    where = f"NVSwitch {attributes.get('pci')}"
+    device = f"NVSwitch {attributes.get('pci')}"
     if event.kind == "gpu-xid":
-        where = _format_gpu(str(attributes.get("pci")), devices)
+        device = _format_gpu(str(attributes.get("pci")), devices)
         if "gpu_instance" in attributes:
-            where += f", GPU instance {attributes['gpu_instance']}"
+            device += f", GPU instance {attributes['gpu_instance']}"
     text = str(attributes.get("text") or "").strip()
-    error = f"{_ERROR_NAMES[event.kind]} {attributes.get('code')} of {where} on {name} {when}"
+    error = f"{_ERROR_NAMES[event.kind]} {attributes.get('code')} of {device} on {name} {when}"
     return f"the NVIDIA driver reported {error}" + (f": {text}" if text else "")
 
 
@@ -367,10 +367,10 @@ def describe_failed_ranks(nodes: Sequence[NodeResult]) -> tuple[str, ...]:
             for item in sorted(node.failed_exits, key=lambda item: item.t_ns)
             if (item.pid, item.started_ticks) in ranks and item.signal not in _LAUNCHER_SIGNALS
         ]
-        last = [pair for pair in failed if not _has_successor(*pair, node.ranks)]
-        if last:
-            text = _describe_exit(*last[0], node.facts.name, len(last) - 1)
-            texts.append(text + _describe_last_act(node, *last[0], nodes))
+        final = [pair for pair in failed if not _has_successor(*pair, node.ranks)]
+        if final:
+            text = _describe_exit(*final[0], node.facts.name, len(final) - 1)
+            texts.append(text + _describe_last_act(node, *final[0], nodes))
     return (f"the job failed: {'; '.join(texts)}",) if texts else ()
 
 

@@ -76,10 +76,14 @@ def build_findings(
         family = finding.cause.family
         family_ns[family] = family_ns.get(family, 0) + finding.lost_ns
     # The family that lost most comes first: its causes can share what another has alone.
-    first = max(findings, key=lambda f: (family_ns[f.cause.family], f.lost_ns), default=None)
-    leading = first.cause.family if first is not None else ""
+    largest = max(findings, key=lambda f: (family_ns[f.cause.family], f.lost_ns), default=None)
+    leading_family = largest.cause.family if largest is not None else ""
     findings.sort(
-        key=lambda finding: (finding.cause.family != leading, -finding.lost_ns, finding.cause.id)
+        key=lambda finding: (
+            finding.cause.family != leading_family,
+            -finding.lost_ns,
+            finding.cause.id,
+        )
     )
     return (*findings, *_build_outside_findings(ranks, window_ns))
 

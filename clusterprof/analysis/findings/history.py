@@ -83,14 +83,14 @@ def align_to_bins(edges_ns: Int, whole_ns: Int, fraction: Int, at_ns: Int) -> tu
     row = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, edges_ns.size - 2)
     length = np.maximum(edges_ns[row + 1] - edges_ns[row], 1)
     part = np.clip((at_ns - edges_ns[row]) / length, 0.0, 1.0)
-    out = []
+    parts_by_bin = []
     for amounts in (whole_ns, fraction):
         before = np.concatenate([np.zeros((len(amounts), 1), np.int64), amounts], axis=1)
         before = np.cumsum(before, axis=1)
         until = before[:, row] + np.floor(amounts[:, row] * part).astype(np.int64)
         until[:, 0], until[:, -1] = 0, before[:, -1]
-        out.append(np.diff(until, axis=1))
-    return out[0], out[1]
+        parts_by_bin.append(np.diff(until, axis=1))
+    return parts_by_bin[0], parts_by_bin[1]
 
 
 def split_own_and_waiting(rank: RankResult, own_ns: Amounts) -> dict[str, int]:
@@ -104,8 +104,8 @@ def split_own_and_waiting(rank: RankResult, own_ns: Amounts) -> dict[str, int]:
     lines[UNATTRIBUTED] = lines.get(UNATTRIBUTED, 0) - waiting_ns
     lines[WAITING_FOR_RANKS] = rank.ledger.lost_ns - sum(lines.values())
     for name in [name for name, ns in lines.items() if ns < 0]:
-        most = max(lines, key=lambda name: lines[name])
-        lines[most] += lines[name]
+        largest = max(lines, key=lambda name: lines[name])
+        lines[largest] += lines[name]
         lines[name] = 0
     return {name: ns for name, ns in lines.items() if ns}
 
@@ -141,7 +141,7 @@ def _build_profiles(
             leaves = (_CAUSE_BEFORE[bucket.id],)
         profiles[bucket.id] = rows.sum(leaves)
     special = {IN_STEP, PEERS, SUSPECTED_PEERS, SUSPECTED_LOSS, UNEXPLAINED}
-    unsure = tuple(name for name in rows.names if name not in named and name not in special)
+    unclear = tuple(name for name in rows.names if name not in named and name not in special)
     pool = (
         (PEERS, SUSPECTED_PEERS, SUSPECTED_LOSS)
         if is_busy_wait_counted(rank, rows)
@@ -149,11 +149,11 @@ def _build_profiles(
     )
     waited = rows.sum(pool)
     profiles[WAITING_FOR_RANKS] = waited
-    unexplained = rows.sum((UNEXPLAINED, *unsure))
+    unexplained = rows.sum((UNEXPLAINED, *unclear))
     pooled = int(waited[0].sum())
-    over = max(pooled - lines.get(WAITING_FOR_RANKS, 0), 0)
-    if over > 1:  # part of what may have been waiting was none: it has no cause
-        unexplained = (unexplained[0] + allocate_by_weight(over, *waited), unexplained[1])
+    excess_ns = max(pooled - lines.get(WAITING_FOR_RANKS, 0), 0)
+    if excess_ns > 1:  # part of what may have been waiting was none: it has no cause
+        unexplained = (unexplained[0] + allocate_by_weight(excess_ns, *waited), unexplained[1])
     profiles[UNATTRIBUTED] = unexplained
     return profiles
 
@@ -198,19 +198,19 @@ def _settle_rounding(lost: dict[str, Int], in_step: Int) -> None:
     """Move the ns by which rounding put more into a time bin than it holds."""
     if not lost:
         return
-    over = sum(lost.values()) - in_step
-    for bin_index in np.flatnonzero(over > 0).tolist():
+    excess = sum(lost.values()) - in_step
+    for bin_index in np.flatnonzero(excess > 0).tolist():
         for name in sorted(lost, key=lambda name: -int(lost[name][bin_index])):
-            room = np.flatnonzero(over < 0)
-            for to in room[np.argsort(np.abs(room - bin_index), kind="stable")].tolist():
-                moved = min(int(over[bin_index]), -int(over[to]), int(lost[name][bin_index]))
-                lost[name][bin_index] -= moved
-                lost[name][to] += moved
-                over[bin_index] -= moved
-                over[to] += moved
-                if over[bin_index] <= 0:
+            free = np.flatnonzero(excess < 0)
+            for target in free[np.argsort(np.abs(free - bin_index), kind="stable")].tolist():
+                ns = min(int(excess[bin_index]), -int(excess[target]), int(lost[name][bin_index]))
+                lost[name][bin_index] -= ns
+                lost[name][target] += ns
+                excess[bin_index] -= ns
+                excess[target] += ns
+                if excess[bin_index] <= 0:
                     break
-            if over[bin_index] <= 0:
+            if excess[bin_index] <= 0:
                 break
 
 
@@ -311,9 +311,9 @@ def _build_from_tables(
     )
     begin_ns = (min(int(table.edges[0]) for table in present) - start_ns) if windowed else 0
     end_ns = max(int(table.edges[-1]) for table in present) - start_ns
-    most = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // len(results)))
+    max_bins = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // len(results)))
     length = min(MIN_BIN_NS, *(table.times.bin_ns for table in present))
-    while -(-end_ns // length) - begin_ns // length > most:
+    while -(-end_ns // length) - begin_ns // length > max_bins:
         length *= 2
     first, count = begin_ns // length, -(-end_ns // length) - begin_ns // length
     at_ns = start_ns + (first + np.arange(count + 1)) * length
@@ -326,7 +326,7 @@ def _build_from_tables(
     )
     ended = find_early_ends(ranks, results, first * length, length, stride)
     events = _EventBuilder(pairs, clock, start_ns, reader)
-    whys = [
+    reasons = [
         rank.history.missing_reason
         for rank in results
         if rank.history is not None and rank.history.missing_reason
@@ -342,7 +342,7 @@ def _build_from_tables(
         waits=events.waits(across.long_waits),
         slow_steps=events.slow_steps(across.long_waits, results),
         step_stride=stride,
-        why_missing=max(whys, default=_CLOCKS_NOT_ALIGNED if is_unaligned else ""),
+        why_missing=max(reasons, default=_CLOCKS_NOT_ALIGNED if is_unaligned else ""),
         begin_ns=first * length,
         ended=ended,
     )
@@ -410,9 +410,9 @@ def _load_steps(block: tuple[int | bytes, int, int, int], reader: SpillReader) -
 
 
 def _choose_step_stride(ranks: Sequence[RankResult]) -> int:
-    most = max(MIN_STEP_ENDS, min(MAX_STEP_ENDS, 4 * MAX_CELLS // len(ranks)))
+    max_ends = max(MIN_STEP_ENDS, min(MAX_STEP_ENDS, 4 * MAX_CELLS // len(ranks)))
     stride = 1
-    while max(rank.ledger.steps for rank in ranks) > most * stride:
+    while max(rank.ledger.steps for rank in ranks) > max_ends * stride:
         stride *= 2
     return stride
 

@@ -169,8 +169,8 @@ class SavingsModel:
     ) -> None:
         savings = {} if whatif is None else whatif.savings()
         if whatif is None or not savings:
-            alone = len({rank.ledger.rank for rank in ranks}) < 2
-            self.why = UNRECORDED_PEERS if alone else NOT_MATCHED
+            is_single = len({rank.ledger.rank for rank in ranks}) < 2
+            self.why = UNRECORDED_PEERS if is_single else NOT_MATCHED
             return
         self._names = whatif.causes
         self.has_groups = any(replayed.several_groups for replayed in savings.values())
@@ -280,9 +280,9 @@ class SavingsModel:
                 saved = self._saved[:, EVEN] - self._saved[:, GAPS]
             return np.asarray(saved * self._work_part(id_), np.float64)
         columns = [self._names.index(leaf) for leaf in leaves if leaf in self._names]
-        each = self._saved[:, columns].sum(axis=1).astype(np.float64)
-        each = each if len(columns) < 2 else np.minimum(each, self._saved[:, ALL])
-        return each + self._saved[:, MOVED] * self._host_overhead.get_delayed_part(
+        saved_ns = self._saved[:, columns].sum(axis=1).astype(np.float64)
+        saved_ns = saved_ns if len(columns) < 2 else np.minimum(saved_ns, self._saved[:, ALL])
+        return saved_ns + self._saved[:, MOVED] * self._host_overhead.get_delayed_part(
             leaves, self._lost_ns
         )
 
@@ -330,7 +330,8 @@ def _sum_lost_by_cause(ranks: Sequence[RankResult]) -> dict[str, int]:
     """Sum what all ranks lost, ns by cause; work that varies is one of the causes."""
     out: dict[str, int] = {}
     for rank in ranks:
-        for id_, ns in (*rank.ledger.buckets, *(p for p in rank.reasons if p[0] == JITTER)):
+        uneven = [reason for reason in rank.reasons if reason[0] == JITTER]
+        for id_, ns in (*rank.ledger.buckets, *uneven):
             out[id_] = out.get(id_, 0) + ns
     return out
 

@@ -134,12 +134,14 @@ def _build_missing(why: str) -> Life:
 
 
 def _list_processes(node: NodeResult) -> Iterable[_Process]:
-    ahead_ns = compute_wall_clock_offset_ns(node)
+    offset_ns = compute_wall_clock_offset_ns(node)
     progress = {(item.pid, item.started_ticks): item for item in node.progress}
     for rank in node.ranks:
         key = rank.ledger.pid, rank.started_ticks
         own_progress = progress.get(key) or ProcessProgress(*key)
-        yield _Process(node, rank, rank.first_ns + ahead_ns, rank.last_ns + ahead_ns, own_progress)
+        yield _Process(
+            node, rank, rank.first_ns + offset_ns, rank.last_ns + offset_ns, own_progress
+        )
 
 
 def is_one_job(nodes: Sequence[NodeResult]) -> bool:
@@ -237,8 +239,8 @@ def _count_repeated_steps(slots: Sequence[Sequence[_Process]]) -> str:
                 process.repeated = None
                 why = why or why_unknown
             elif has_later and first is not None:
-                again = first + progress.steps - max(resumed, first)
-                process.repeated = min(max(again, 0), progress.steps)
+                repeated = first + progress.steps - max(resumed, first)
+                process.repeated = min(max(repeated, 0), progress.steps)
             why_later, has_later = why_unknown, True
             resumed = resumed if first is None else min(resumed, first)
     return why

@@ -140,10 +140,10 @@ def _compute_underuse_ratio(utilization: DeviceUtilization) -> Metric:
     )
 
 
-def _build_known_ratio(name: str, part: int, known_ns: int, whole_ns: int) -> Metric:
+def _build_known_ratio(name: str, measured_ns: int, known_ns: int, whole_ns: int) -> Metric:
     """Build a ratio that was measured for most of the time, else why it is not known."""
     if known_ns > 0 and known_ns >= _MIN_KNOWN_RATIO * whole_ns:
-        return _build_metric(name, part / known_ns)
+        return _build_metric(name, measured_ns / known_ns)
     why = (
         f"SM activity is known for {format_quantity(known_ns / whole_ns, 'ratio')} of it"
         if known_ns
@@ -204,8 +204,8 @@ def _list_cross_rank_metrics(
         out.append(_build_metric(f"stall.{family}_ratio", value, why, bound))
     for id_ in NETWORK_LIMITS:
         if has_waits and in_step_ns > 0:
-            vague = buckets.get("network", 0) > 0
-            out.append(_build_leaf_metric(id_, accumulator, buckets, in_step_ns, bound, vague))
+            is_vague = buckets.get("network", 0) > 0
+            out.append(_build_leaf_metric(id_, accumulator, buckets, in_step_ns, bound, is_vague))
         else:
             out.append(_build_metric(f"stall.{id_}_ratio", None, why))
     return out
@@ -217,14 +217,14 @@ def _build_leaf_metric(
     buckets: Mapping[str, int],
     in_step_ns: int,
     bound: Bound,
-    vague: bool,
+    is_vague: bool,
 ) -> Metric:
     name = f"stall.{id_}_ratio"
     if in_step_ns <= 0:
         return _build_metric(name, None, _NO_STEPS)
     if id_ not in accumulator.evaluated:
         return _build_metric(name, None, _explain_missing(accumulator, [id_]))
-    if vague:
+    if is_vague:
         return _build_metric(name, None, "some of it is known only at family level")
     return _build_metric(name, buckets.get(id_, 0) / in_step_ns, "", bound)
 
@@ -284,17 +284,19 @@ def build_step_stats(ranks: Sequence[RankResult]) -> StepStats | None:
     if not with_blocks:
         return None
     width = max(blocks.width for _, blocks in with_blocks)
-    wide = [(rank, blocks.widen(width)) for rank, blocks in with_blocks]
-    n = max(blocks.count_blocks() for _, blocks in wide)
-    in_step, sums = np.zeros(n, np.int64), np.zeros((ROWS, n), np.int64)
+    widened = [(rank, blocks.widen(width)) for rank, blocks in with_blocks]
+    count = max(blocks.count_blocks() for _, blocks in widened)
+    in_step, sums = np.zeros(count, np.int64), np.zeros((ROWS, count), np.int64)
     claims: dict[str, Int] = {}
-    for rank, blocks in wide:
+    for rank, blocks in widened:
         rank_sums = blocks.sums
-        part = slice(0, rank_sums.shape[1])
-        in_step[part] += allocate_by_profile(rank.ledger.in_step_ns, _choose_block_time(rank_sums))
-        sums[:, part] += rank_sums
+        columns = slice(0, rank_sums.shape[1])
+        in_step[columns] += allocate_by_profile(
+            rank.ledger.in_step_ns, _choose_block_time(rank_sums)
+        )
+        sums[:, columns] += rank_sums
         for cause, ns in blocks.lost.items():
-            claims.setdefault(cause, np.zeros(n, np.int64))[part] += ns
+            claims.setdefault(cause, np.zeros(count, np.int64))[columns] += ns
     # Ranks without a step have no time inside steps, or time without a block: it goes to the last.
     in_step[-1] += sum(rank.ledger.in_step_ns for rank in ranks) - int(in_step.sum())
     total = sum(rank.ledger.lost_ns for rank in ranks)
@@ -313,7 +315,7 @@ def build_step_stats(ranks: Sequence[RankResult]) -> StepStats | None:
         lost=tuple(
             (cause, _get_cause_family(cause), _convert_to_tuple(ns)) for cause, ns in causes
         ),
-        lengths=_build_length_histograms([blocks for _, blocks in wide], n),
+        lengths=_build_length_histograms([blocks for _, blocks in widened], count),
     )
 
 

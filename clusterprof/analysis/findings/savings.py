@@ -17,27 +17,27 @@ MIN_EXTRA_RATIO = 1.02
 
 
 def with_savings(
-    findings: Sequence[Finding], job_impact: Impact, alone: CulpritSavings | None = None
+    findings: Sequence[Finding], job_impact: Impact, estimate: CulpritSavings | None = None
 ) -> tuple[Finding, ...]:
     """Return the findings with the savings of fixing them.
 
-    job_impact: has one line per finding, in their order. alone: returns what fixing one culprit
+    job_impact: has one line per finding, in their order. estimate: returns what fixing one culprit
     saves, where ranks met in several groups.
 
     Raises: ValueError when the number of lines differs.
     """
     return tuple(
         _with_finding_savings(
-            finding if alone is None else _replay_culprits(finding, alone, job_impact.gpus),
+            finding if estimate is None else _replay_culprits(finding, estimate, job_impact.gpus),
             impact,
             job_impact.gpus,
-            alone is not None,
+            estimate is not None,
         )
         for finding, impact in zip(findings, job_impact.causes, strict=True)
     )
 
 
-def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Finding:
+def _replay_culprits(finding: Finding, estimate: CulpritSavings, gpus: int) -> Finding:
     """Replace what fixing one culprit saves by the replay in which it alone is fixed.
 
     In a pipeline the next late rank limits nothing: with uneven work only the replay knows. Of
@@ -45,10 +45,10 @@ def _replay_culprits(finding: Finding, alone: CulpritSavings, gpus: int) -> Find
     """
     is_work = finding.cause.id in (SLOW_COMPUTE, IMBALANCE)
     first_ns, *others_ns = [culprit.caused_ns for culprit in finding.culprits] or [0]
-    several = any(ns >= CHIEF_RATIO * first_ns for ns in others_ns)
+    has_several = any(ns >= CHIEF_RATIO * first_ns for ns in others_ns)
 
     def with_replay(culprit: Culprit) -> Culprit:
-        saved_ns = None if is_work and several else alone(finding, culprit)
+        saved_ns = None if is_work and has_several else estimate(finding, culprit)
         if saved_ns is not None:
             return replace(culprit, recoverable_ns=saved_ns * gpus)
         return replace(culprit, recoverable_ns=None) if is_work else culprit
@@ -85,12 +85,12 @@ def _explain_extra_savings(finding: Finding, gpus: int) -> str:
     if finding.cause.id in (SLOW_COMPUTE, IMBALANCE) and finding.culprits:
         rank = finding.culprits[0].rank
         first_ns, *others_ns = (culprit.caused_ns for culprit in finding.culprits)
-        alone = not others_ns or others_ns[0] < CHIEF_RATIO * first_ns
-        if rank is not None and alone:
+        is_only = not others_ns or others_ns[0] < CHIEF_RATIO * first_ns
+        if rank is not None and is_only:
             return f"rank {rank} also finishes sooner"
         return "the late ranks also finish sooner"
-    everyone = f"all {gpus:,} devices finish sooner, including those that lost nothing"
-    return everyone if gpus > 1 else ""
+    text = f"all {gpus:,} devices finish sooner, including those that lost nothing"
+    return text if gpus > 1 else ""
 
 
 def _cap_culprit_savings(culprit: Culprit, saved_ns: int, count: int) -> Culprit:

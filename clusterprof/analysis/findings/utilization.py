@@ -116,7 +116,7 @@ def _build_rank_utilization(rank: RankResult) -> RankUtilization:
 def _build_levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -> UtilizationLevels:
     means = {signal: _compute_share(sums, signal) for signal in utilization.MEAN_SIGNALS}
     totals = _get_histogram(sums, utilization.MEMORY_TOTAL)
-    used = _get_histogram(sums, utilization.MEMORY)
+    used_permille = _get_histogram(sums, utilization.MEMORY)
     size = max(totals) if totals else None
     return UtilizationLevels(
         sm_active_ratio=filled / work if work else None,
@@ -125,7 +125,7 @@ def _build_levels(sums: Mapping[tuple[str, int], int], filled: int, work: int) -
         tensor_active_ratio=means["tensor"],
         dram_active_ratio=means["dram"],
         power_ratio=_estimate_power_ratio(sums),
-        memory_used_bytes=size * max(used) // 1000 if size is not None else None,
+        memory_used_bytes=size * max(used_permille) // 1000 if size is not None else None,
         memory_total_bytes=size,
         host_on_cpu_ratio=_compute_share(sums, utilization.HOST),
     )
@@ -180,11 +180,11 @@ def _choose_advice_codes(fill: RankUtilization) -> tuple[str, ...]:
     if fill.busy_ns - fill.lost_ns < MIN_WORK_NS:
         return ()
     if not fill.is_measured:
-        low = levels.power_ratio is not None and levels.power_ratio < LOW_POWER_RATIO
+        has_low_power = levels.power_ratio is not None and levels.power_ratio < LOW_POWER_RATIO
         room = levels.memory_free_ratio
         return (
             ("larger-batch",)
-            if low and room is not None and room >= LARGE_FREE_MEMORY_RATIO
+            if has_low_power and room is not None and room >= LARGE_FREE_MEMORY_RATIO
             else ()
         )
     if levels.sm_active_ratio is None or levels.sm_active_ratio >= LOW_SM_ACTIVITY_RATIO:
@@ -223,16 +223,18 @@ def _format_advice(
     Collective kernels that could not be identified have low activity too; and a larger batch is a
     guess while the amount of free memory is not known.
     """
-    blind = code == "larger-batch" and any(fill.levels.memory_free_ratio is None for fill in fills)
-    if blind:
+    no_memory = code == "larger-batch" and any(
+        fill.levels.memory_free_ratio is None for fill in fills
+    )
+    if no_memory:
         text += " (how much is free was not recorded)"
     if code in ("larger-batch", "fewer-launches", "larger-kernels") and peers and measured:
         text += "; kernels of collectives may be part of it"
-    sure = measured and not blind and not peers
+    is_sure = measured and not no_memory and not peers
     known_ns = sum(fill.well_used_ns + fill.under_used_ns for fill in fills) if measured else 1
     unknown = sum(fill.unmeasured_ns for fill in fills) if measured else 0
-    score = compute_confidence_score({"B" if sure else "C": max(known_ns, 1)}, unknown, 1.0)
-    return UtilizationAdvice(code, text, measured, score, "B" if sure else "C", len(fills))
+    score = compute_confidence_score({"B" if is_sure else "C": max(known_ns, 1)}, unknown, 1.0)
+    return UtilizationAdvice(code, text, measured, score, "B" if is_sure else "C", len(fills))
 
 
 def _sort_by_amount(amounts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -97,21 +97,21 @@ class SortedInputs:
         """Return notes on the copies and on the skipped files."""
         notes = []
         for copy, original in self.copies[:1]:
-            others = f", and {len(self.copies) - 1:,} more" if len(self.copies) > 1 else ""
-            notes.append(f"{copy.name} is a copy of {original.name}{others}: each is counted once")
+            suffix = f", and {len(self.copies) - 1:,} more" if len(self.copies) > 1 else ""
+            notes.append(f"{copy.name} is a copy of {original.name}{suffix}: each is counted once")
         if not self.skipped:
             return tuple(notes)
         names = ", ".join(path.name for path in self.skipped[:_MAX_NAMED_FILES])
-        more = len(self.skipped) - _MAX_NAMED_FILES
-        names += f" and {more:,} more" if more > 0 else ""
+        count = len(self.skipped) - _MAX_NAMED_FILES
+        names += f" and {count:,} more" if count > 0 else ""
         return (*notes, f"skipped, not of a known format: {names}")
 
 
-def build_partial_input_error(why: ClusterprofError, others: int = 0) -> NoRecording:
+def build_partial_input_error(why: ClusterprofError, other_count: int = 0) -> NoRecording:
     """Build the error for an unreadable file next to others: a partial result would be wrong."""
-    more = f" (and {others:,} more like it)" if others else ""
+    suffix = f" (and {other_count:,} more like it)" if other_count else ""
     return NoRecording(
-        f"{why.message}{more}",
+        f"{why.message}{suffix}",
         "nothing was analyzed; leave it out to analyze the other files alone, or"
         f" repair it: {why.remedy}",
     )
@@ -131,8 +131,8 @@ def sort_inputs(paths: Sequence[Path]) -> SortedInputs:
             for file in _list_files(path):
                 _sort_file(file, inputs, is_required=False)
             if len(inputs.foreign) > MAX_FILES:
-                what = f"{path}: more than {MAX_FILES:,} files of known formats"
-                raise UsageError(what, "give fewer at once")
+                message = f"{path}: more than {MAX_FILES:,} files of known formats"
+                raise UsageError(message, "give fewer at once")
             if len(inputs.foreign) + len(inputs.unread) > before:
                 continue
             if inputs.skipped[skipped:]:
@@ -184,8 +184,8 @@ def _sort_file(path: Path, inputs: SortedInputs, is_required: bool) -> None:
     except ClusterprofError as error:
         why = error
     except OSError as error:
-        what = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        why = NoRecording(what, "check its permissions and its disk, or leave it out")
+        message = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
+        why = NoRecording(message, "check its permissions and its disk, or leave it out")
     if is_intact and not is_required:
         inputs.skipped.append(path)
     else:
@@ -275,8 +275,8 @@ class ImportedInputs:
                 if note not in stated:
                     files_by_note.setdefault(note, []).append(account.path.name)
         for note, names in files_by_note.items():
-            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            lines.append(f"{names[0]}{more}: {note}")
+            suffix = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            lines.append(f"{names[0]}{suffix}: {note}")
         return (*lines, *self.further_notes)
 
     @property
@@ -328,14 +328,14 @@ def import_inputs(
     """
     inputs = sort_inputs(paths)
     inputs.raise_for_unread(anyway=leave_unknown)
-    own, left_out, notes_on_files = inputs.recordings, inputs.left_out(), inputs.notes()
+    recordings, left_out, notes_on_files = inputs.recordings, inputs.left_out(), inputs.notes()
     if not inputs.foreign:
-        yield ImportedInputs(tuple(own), left_out, notes_on_files)
+        yield ImportedInputs(tuple(recordings), left_out, notes_on_files)
         return
     with tempfile.TemporaryDirectory(prefix="clusterprof-import-") as folder:
         accounts = (*import_files(inputs.foreign, Path(folder), jobs), *left_out)
         has_recordings = any(Path(folder).iterdir())
-        if not has_recordings and not own:
+        if not has_recordings and not recordings:
             imported = ImportedInputs((), accounts, notes_on_files)
             if imported.answers:
                 yield imported
@@ -347,15 +347,15 @@ def import_inputs(
             )
         if not leave_unknown:
             _require_useful_files(accounts)
-        if not has_recordings or not own:
+        if not has_recordings or not recordings:
             yield ImportedInputs(
-                (*own, *([Path(folder)] if has_recordings else ())), accounts, notes_on_files
+                (*recordings, *([Path(folder)] if has_recordings else ())), accounts, notes_on_files
             )
             return
-        nodes = find_nodes(own)
-        with tempfile.TemporaryDirectory(prefix="clusterprof-refined-") as place:
+        nodes = find_nodes(recordings)
+        with tempfile.TemporaryDirectory(prefix="clusterprof-refined-") as refined_folder:
             refined_nodes, other_nodes, notes = merge_device_traces(
-                nodes.folders, list_node_folders(Path(folder)), Path(place)
+                nodes.folders, list_node_folders(Path(folder)), Path(refined_folder)
             )
             yield ImportedInputs(
                 (*refined_nodes, *other_nodes), accounts, (*notes, *notes_on_files)
@@ -433,8 +433,8 @@ def select_foreign_files(paths: Sequence[Path]) -> tuple[list[Path], ImportedInp
     for path in inputs.recordings:
         if not path.exists():
             raise NoRecording(f"{path}: no such file or directory", "give the files of a trace")
-        what = "a recording already" if is_recording(path) else "no file of a known format in it"
-        raise UsageError(f"{path}: {what}")
+        reason = "a recording already" if is_recording(path) else "no file of a known format in it"
+        raise UsageError(f"{path}: {reason}")
     inputs.raise_for_unread(anyway=True)
     return inputs.foreign, ImportedInputs((), inputs.left_out(), inputs.notes())
 
@@ -449,8 +449,8 @@ def _build_batches(files: Sequence[Path]) -> list[Batch]:
         for importer in find_file_importers(file) or (None,):
             name = importer.name if importer else ""
             key: object = name if importer and importer.combines_files else (name, file)
-            known = batches.get(key, (name, ()))[1]
-            batches[key] = (name, (*known, file))
+            batch_files = batches.get(key, (name, ()))[1]
+            batches[key] = (name, (*batch_files, file))
     return list(batches.values())
 
 

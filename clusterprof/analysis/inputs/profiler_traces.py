@@ -74,11 +74,11 @@ class RefinedCounter:
 
 
 def merge_device_traces(
-    nodes: Sequence[Path], imported: Sequence[Path], place: Path
+    nodes: Sequence[Path], imported: Sequence[Path], folder_for_copies: Path
 ) -> tuple[list[Path], list[Path], list[str]]:
     """Refine the recordings of nodes with the traces of imported nodes.
 
-    Returns the folders of the nodes, some of them copies below `place`; the imported
+    Returns the folders of the nodes, some of them copies below `folder_for_copies`; the imported
     folders that were not used up; and notes.
 
     Raises: OSError when a copy cannot be written.
@@ -104,7 +104,7 @@ def merge_device_traces(
                     " those of its imported trace"
                 )
         if counters:
-            copy = place / f"refined-{number:04d}"
+            copy = folder_for_copies / f"refined-{number:04d}"
             _write_refined_copy(folder, copy, counters)
         out.append(copy if counters else folder)
     return out, [folder for folder in imported if folder not in used], notes
@@ -264,8 +264,8 @@ def select_latest_dumps(dumps: Iterable[Dump]) -> list[Dump]:
     latest: dict[tuple[bool, int], Dump] = {}
     for dump in dumps:
         key = dump.at_exit, dump.rank
-        known = latest.get(key)
-        if known is None or known.at_ns < dump.at_ns:
+        previous = latest.get(key)
+        if previous is None or previous.at_ns < dump.at_ns:
             latest[key] = dump
     return [latest[key] for key in sorted(latest)]
 

@@ -278,13 +278,13 @@ class _AlignmentSummary:
             )
         rows_of = dict(split_rows_by_node(self.clock))
         aligned = set(range(n)) - set(apart)
-        each = sorted(
+        bounds_ns = sorted(
             int(self.clocks.bound(number, self.leave[rows_of[number]]).max())
             if number in rows_of
             else 0
             for number in aligned
         )
-        return room_ns + sum(each[-2:]), reason
+        return room_ns + sum(bounds_ns[-2:]), reason
 
     def _explain_unaligned(self, apart: Sequence[int], impossible: NDArray[np.bool_]) -> str:
         too_few = [number for number in apart if not impossible[number]]
@@ -326,10 +326,10 @@ class _AlignmentSummary:
                     - base_ns
                 )
                 if abs(off_ns) > _WALL_CLOCK_ERROR_NS:
-                    way = "ahead of" if off_ns > 0 else "behind"
+                    direction = "ahead of" if off_ns > 0 else "behind"
                     out.append(
                         f"the wall clock of {self._node_name(clock)} is"
-                        f" {abs(off_ns) / 1e9:,.0f} s {way}"
+                        f" {abs(off_ns) / 1e9:,.0f} s {direction}"
                         f" that of {self._node_name(first)}; only operations that both took"
                         f" part in were"
                         " used to order what happened"

@@ -316,8 +316,8 @@ def _split_incarnations(
     for process in sorted(processes, key=lambda process: process.first_ns):
         by_rank.setdefault(process.job_position.rank, []).append(process)
     unnumbered = by_rank.pop(None, [])  # processes that no launcher numbered clash with no other
-    most = max((len(same_rank) for same_rank in by_rank.values()), default=1)
-    if most < 2:
+    max_processes = max((len(same_rank) for same_rank in by_rank.values()), default=1)
+    if max_processes < 2:
         return [processes], []
     parts = _group_processes(processes, lambda process: process.job_position.rendezvous)
     if len(parts) > 1 and not any(_find_concurrent_duplicates(part) for part in parts):
@@ -325,9 +325,9 @@ def _split_incarnations(
     clashes = _find_concurrent_duplicates(processes)
     if clashes:
         return [], clashes
-    if all(len(same_rank) == most for same_rank in by_rank.values()):
+    if all(len(same_rank) == max_processes for same_rank in by_rank.values()):
         incarnations = [
-            [same_rank[number] for same_rank in by_rank.values()] for number in range(most)
+            [same_rank[number] for same_rank in by_rank.values()] for number in range(max_processes)
         ]
     else:
         incarnations = _group_by_time(
@@ -343,11 +343,11 @@ def _split_incarnations(
 
 
 def _group_processes(
-    processes: Iterable[RecordedProcess], by: Callable[[RecordedProcess], str]
+    processes: Iterable[RecordedProcess], get_key: Callable[[RecordedProcess], str]
 ) -> list[list[RecordedProcess]]:
     parts: dict[str, list[RecordedProcess]] = {}
     for process in processes:
-        parts.setdefault(by(process), []).append(process)
+        parts.setdefault(get_key(process), []).append(process)
     return list(parts.values())
 
 
@@ -547,13 +547,13 @@ def _with_restart_time(result: RankResult, gap_ns: int | None) -> RankResult:
     if not ns:
         return result
     lines = {FAIL_RESTART: ns, **lines}
-    new = replace(
+    moved = replace(
         ledger,
         window_ns=ledger.window_ns + gap_ns,
         outside_ns=ledger.outside_ns + gap_ns,
         outside_buckets=tuple(lines.items()),
     )
-    return replace(result, ledger=new)
+    return replace(result, ledger=moved)
 
 
 def _build_restart_finding(

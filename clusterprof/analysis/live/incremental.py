@@ -86,10 +86,10 @@ class _LoadedChunk:
     """What was read of a node once, as one chunk; stands in for a NodeLoader."""
 
     def __init__(self, load: NodeLoader) -> None:
-        whole: Chunk | None = None
+        loaded: Chunk | None = None
         for chunk in load.chunks():
-            whole = concat_chunks(whole, chunk)
-        self.chunk = whole
+            loaded = concat_chunks(loaded, chunk)
+        self.chunk = loaded
         self._facts = load.facts()
         self.read_bytes = 0
 
@@ -298,9 +298,9 @@ def _read_recorder_cpu(chunk: Chunk) -> dict[str, int]:
     for (name, process), series in chunk.series.items():
         if name != SELF_CPU.name:
             continue
-        known = series.values[series.values == series.values]
-        if known.size:
-            out[process] = int(known[-1])
+        measured = series.values[series.values == series.values]
+        if measured.size:
+            out[process] = int(measured[-1])
     return out
 
 

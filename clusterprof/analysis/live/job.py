@@ -102,10 +102,10 @@ class LiveJob:
         changed |= self._take_settled(now_ns)
         read_nodes = [node for node in self._nodes.values() if node.settled is None]
         for node in read_nodes:
-            known = node.tail.latest_ns is not None
+            has_records = node.tail.latest_ns is not None
             if node.tail.poll(self._window_ns + KEEP_MORE_NS):
                 changed = True
-                node.grew_ns = now_ns if known else None
+                node.grew_ns = now_ns if has_records else None
         if changed or self._report_and_error is None:
             newest_ns = self._selection.end_ns or max(
                 (t for node in read_nodes if (t := node.tail.realtime_ns()) is not None),

@@ -87,7 +87,9 @@ class SettledSelection:
             return dict.fromkeys(folders)
         self._write_marks(folders)
         heads, problems = self._read_heads(folders)
-        ends_by_node = {folder: self._list_ends(folder, own) for folder, own in heads.items()}
+        ends_by_node = {
+            folder: self._list_ends(folder, own_heads) for folder, own_heads in heads.items()
+        }
         end_ns = choose_common_end(list(ends_by_node.values()))
         shifted = 0
         for folder, ends in ends_by_node.items():
@@ -112,9 +114,9 @@ class SettledSelection:
 
     def _write_marks(self, folders: Sequence[Path]) -> None:
         """Tell the nodes that somebody watches, every REFRESH_MARK_S."""
-        now = time.monotonic()
-        if self._marked_at is None or now - self._marked_at >= REFRESH_MARK_S:
-            self._marked_at = now
+        now_s = time.monotonic()
+        if self._marked_at is None or now_s - self._marked_at >= REFRESH_MARK_S:
+            self._marked_at = now_s
             times = {folder: _read_newest_write_time(folder) for folder in folders}
             self._marks = Counter(
                 write_viewer_heartbeat(folder, written_at)
@@ -166,12 +168,12 @@ class SettledSelection:
 
         A node that settles half as often has that end, too, when the others have replaced it.
         """
-        known = self._windows.get(folder)
-        return list(heads) if known is None else list({*heads, known[0]})
+        window = self._windows.get(folder)
+        return list(heads) if window is None else list({*heads, window[0]})
 
     def _read_window(self, folder: Path, end_ns: int, heads: Mapping[int, SettledHead]) -> None:
-        known = self._windows.get(folder)
-        if known is None or known[0] != end_ns:
+        window = self._windows.get(folder)
+        if window is None or window[0] != end_ns:
             self._windows.pop(folder, None)  # not both in memory
             self._windows[folder] = (end_ns, read_settled(heads[end_ns]))
 

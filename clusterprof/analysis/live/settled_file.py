@@ -158,8 +158,8 @@ def read_settled(head: SettledHead) -> SettledNode:
     except OSError:
         raise UnusableWindowError("missing") from None
     if len(payload) != head.payload_bytes or zlib.crc32(payload) != head.crc:
-        same = len(own_head) == _HEAD.size and _HEAD.unpack(own_head)[4] == head.end_ns
-        raise UnusableWindowError("damaged" if same else "old")
+        is_unchanged = len(own_head) == _HEAD.size and _HEAD.unpack(own_head)[4] == head.end_ns
+        raise UnusableWindowError("damaged" if is_unchanged else "old")
     try:
         return _DECODER.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError):

@@ -99,7 +99,7 @@ class ObservedChunkSource:
 
     def ranks(self) -> dict[int, RankStatus]:
         """Return the activity of the ranks by process id."""
-        return {pid: seen.result() for pid, seen in self._seen.items()}
+        return {pid: activity.result() for pid, activity in self._seen.items()}
 
 
 class _RankActivity:
@@ -120,8 +120,8 @@ class _RankActivity:
         self._until_ns = chunk.end_ns
         steps = rank.main.spans.get(layout.STEP)
         if steps is not None and steps.end_ns.size:
-            own = (steps.end_ns >= since_ns) & ((steps.end_ns < chunk.end_ns) | chunk.last)
-            self._steps.update((steps.end_ns - steps.start_ns)[own].tolist())
+            is_own = (steps.end_ns >= since_ns) & ((steps.end_ns < chunk.end_ns) | chunk.last)
+            self._steps.update((steps.end_ns - steps.start_ns)[is_own].tolist())
             self._step_ended_ns = max(self._step_ended_ns or 0, int(steps.end_ns.max()))
         windows = build_device_windows(rank) if rank.device else None
         if windows is not None:
@@ -135,11 +135,11 @@ class _RankActivity:
         series = rank.chunk.series.get((signals.GPU_SM_ACTIVE.name, rank.device))
         if series is None or series.t_ns.size < 2:
             return
-        held = np.diff(series.t_ns).astype(np.float64)
+        interval_ns = np.diff(series.t_ns).astype(np.float64)
         values = series.values[1:]
-        known = ~np.isnan(values) & (series.t_ns[1:] > since_ns)
-        self._held_ns += float(held[known].sum())
-        self._active += float((values[known] * held[known]).sum())
+        measured = ~np.isnan(values) & (series.t_ns[1:] > since_ns)
+        self._held_ns += float(interval_ns[measured].sum())
+        self._active += float((values[measured] * interval_ns[measured]).sum())
 
     def result(self) -> RankStatus:
         middle = find_quantile(self._steps, 0.5)

@@ -141,16 +141,16 @@ def _settle_segments(
     )
     for segment, lost, account in lost_segments:
         if segment.end_ns == segment.start_ns:
-            new = Accumulator(totals={"not_asked": account.outside_selection_ns})
+            settled = Accumulator(totals={"not_asked": account.outside_selection_ns})
             for accumulator in () if segment.provisional else accumulators:
                 if accumulator is not None:
                     accumulator.confirm()
         else:
-            new = settle_segment(rank, segment, lost, account, limits, *accumulators)
+            settled = settle_segment(rank, segment, lost, account, limits, *accumulators)
         if segment.provisional:
-            pending = merge_accumulators(pending, new)
+            pending = merge_accumulators(pending, settled)
         else:
-            partial, pending = merge_accumulators(partial, pending, new), EMPTY_ACCUMULATOR
+            partial, pending = merge_accumulators(partial, pending, settled), EMPTY_ACCUMULATOR
     return OpenRank(state, partial, pending, rank, *accumulators, open_rank.part)
 
 

@@ -244,10 +244,10 @@ class LinkTrends:
         if not rows.size:
             return
         minute = (readings.t_ns[rows] - (self._first_ns or 0)) // MINUTE_NS
-        best = self._states[key]
+        best_by_minute = self._states[key]
         for value in np.unique(minute).tolist():
             read = float(readings.values[rows][minute == value].max())
-            best[max(value, 0)] = max(best.get(max(value, 0), read), read)
+            best_by_minute[max(value, 0)] = max(best_by_minute.get(max(value, 0), read), read)
 
     def _describe_errors(self, key: tuple[str, str]) -> str:
         counter, counts = COUNTERS[key[0]], self._errors[key]
@@ -274,16 +274,18 @@ class LinkTrends:
 
     def _describe_state(self, key: tuple[str, str]) -> str:
         state, by_minute = STATES[key[0]], self._states[key]
-        best = max(by_minute.values())
+        best_value = max(by_minute.values())
         final = max(by_minute)
-        last = max(value for minute, value in by_minute.items() if minute > final - LAST_MINUTES)
+        last_value = max(
+            value for minute, value in by_minute.items() if minute > final - LAST_MINUTES
+        )
         link = state.link.format(key[1])
-        if last < best and key[0] not in _FALLS_WHEN_IDLE:
-            change = f"from {state.format_value(best)} to {state.format_value(last)}"
+        if last_value < best_value and key[0] not in _FALLS_WHEN_IDLE:
+            change = f"from {state.format_value(best_value)} to {state.format_value(last_value)}"
             down = self._nvlinks.name_down(key)
             return f"{link} fell {change}{down}: {state.remedy}"
         possible = self._devices.get(key[1], {}).get(state.best)
-        if isinstance(possible, int) and best < possible:
-            most = f"{state.format_value(best)} at most"
-            return f"{link} has {most}, not {state.format_value(possible)}: {state.remedy}"
+        if isinstance(possible, int) and best_value < possible:
+            text = f"{state.format_value(best_value)} at most"
+            return f"{link} has {text}, not {state.format_value(possible)}: {state.remedy}"
         return ""

@@ -129,21 +129,21 @@ class PoolRunner:
         if self._processes == 1 or (len(items) == 1 and self._pool is None):
             yield from map(function, items)
             return
-        done: dict[int, Result | TaskFailure] = {}
+        outcomes: dict[int, Result | TaskFailure] = {}
         number = 0
         for attempt in range(MAX_POOL_STARTS):
-            left = [at for at in range(number, len(items)) if at not in done]
+            remaining = [index for index in range(number, len(items)) if index not in outcomes]
             is_last = attempt == MAX_POOL_STARTS - 1
-            for batch in [[at] for at in left] if is_last else [left]:
-                for at, result in self._run_batch(function, items, batch):
-                    done[at] = result
-                    while number in done:
-                        yield done.pop(number)
+            for batch in [[index] for index in remaining] if is_last else [remaining]:
+                for index, result in self._run_batch(function, items, batch):
+                    outcomes[index] = result
+                    while number in outcomes:
+                        yield outcomes.pop(number)
                         number += 1
                 if is_last and batch[0] >= number:
-                    done.setdefault(batch[0], TaskFailure(_DIED, _DIED_HINT))
-                while number in done:
-                    yield done.pop(number)
+                    outcomes.setdefault(batch[0], TaskFailure(_DIED, _DIED_HINT))
+                while number in outcomes:
+                    yield outcomes.pop(number)
                     number += 1
             if number == len(items):
                 return
@@ -155,22 +155,22 @@ class PoolRunner:
         from concurrent.futures.process import BrokenProcessPool
 
         self._open()
-        left, futures = deque(batch), deque[tuple[int, Any]]()
-        while left or futures:
+        remaining, futures = deque(batch), deque[tuple[int, Any]]()
+        while remaining or futures:
             # few at a time: an item of a large job holds tables of all its ranks
-            while left and self._pool is not None and len(futures) < 2 * self._processes:
+            while remaining and self._pool is not None and len(futures) < 2 * self._processes:
                 try:
-                    futures.append((left[0], self._pool.submit(function, items[left[0]])))
-                    left.popleft()
+                    futures.append((remaining[0], self._pool.submit(function, items[remaining[0]])))
+                    remaining.popleft()
                 except BrokenProcessPool:
                     self._close(wait=False)
             if not futures:
                 return
-            at, future = futures.popleft()
+            index, future = futures.popleft()
             if self._pool is None and not _has_result(future):
                 continue
             try:
-                yield at, future.result()
+                yield index, future.result()
             except BrokenProcessPool:
                 self._close(wait=False)
 

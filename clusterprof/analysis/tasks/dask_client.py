@@ -135,14 +135,14 @@ def check_versions(client: Any) -> None:
     import pydoc
 
     versions = client.run(pydoc.locate, "clusterprof.__version__", on_error="return")
-    others = Counter(str(found_version) for found_version in versions.values())
-    del others[__version__]
-    if others:
-        (other, count), address = others.most_common(1)[0], ""
+    other_versions = Counter(str(found_version) for found_version in versions.values())
+    del other_versions[__version__]
+    if other_versions:
+        (other, count), address = other_versions.most_common(1)[0], ""
         address = next(worker for worker, version in versions.items() if str(version) == other)
-        what = f"clusterprof {other}" if other != "None" else "no clusterprof"
+        other_text = f"clusterprof {other}" if other != "None" else "no clusterprof"
         raise UsageError(
-            f"{count} of {len(versions)} workers have {what}, this machine has {__version__}"
+            f"{count} of {len(versions)} workers have {other_text}, this machine has {__version__}"
             f" (first: {address})",
             f"install clusterprof {__version__} in the environment of the workers",
         )
@@ -167,41 +167,41 @@ def wait_for_futures(
 
     restrictions: for each the hosts or workers that may run it, () = all.
     """
-    done: queue.Queue[int] = queue.Queue()
-    for at, future in enumerate(futures):
-        future.add_done_callback(partial(put_number, done, at))
+    finished: queue.Queue[int] = queue.Queue()
+    for index, future in enumerate(futures):
+        future.add_done_callback(partial(put_number, finished, index))
     pending = set(range(len(futures)))
     lost: set[int] = set()
     patience_s = dict.fromkeys(pending, RESULT_S)
     watch = WorkerWatch(client, restrictions)
     while pending:
-        for at in [at for at in lost if futures[at].status != LOST]:
-            lost.discard(at)
-            done.put(at)
+        for index in [index for index in lost if futures[index].status != LOST]:
+            lost.discard(index)
+            finished.put(index)
         with suppress(queue.Empty):
-            at = done.get(timeout=POLL_S)
-            if at not in pending:
+            index = finished.get(timeout=POLL_S)
+            if index not in pending:
                 continue
-            is_lost = futures[at].status == LOST
-            outcome = NOT_YET if is_lost else get_outcome(futures[at], patience_s[at])
+            is_lost = futures[index].status == LOST
+            outcome = NOT_YET if is_lost else get_outcome(futures[index], patience_s[index])
             if outcome is not NOT_YET:
-                pending.discard(at)
-                yield at, outcome
+                pending.discard(index)
+                yield index, outcome
                 continue
-            lost.add(at)
-            patience_s[at] *= 1 if is_lost else 2
+            lost.add(index)
+            patience_s[index] *= 1 if is_lost else 2
         if client.status != "running":
-            yield from ((at, SCHEDULER_LOST) for at in sorted(pending))
+            yield from ((index, SCHEDULER_LOST) for index in sorted(pending))
             return
-        for at in watch.list_unreachable(pending):
-            pending.discard(at)
-            client.cancel([futures[at]], force=True)
-            yield at, NO_WORKER
+        for index in watch.list_unreachable(pending):
+            pending.discard(index)
+            client.cancel([futures[index]], force=True)
+            yield index, NO_WORKER
 
 
-def put_number(done: queue.Queue[int], number: int, _: Any) -> None:
+def put_number(numbers: queue.Queue[int], number: int, _: Any) -> None:
     """Put the number of a future that is finished."""
-    done.put(number)
+    numbers.put(number)
 
 
 def get_outcome(future: Any, timeout_s: float | None = None) -> Any:
@@ -234,12 +234,12 @@ class WorkerWatch:
         workers = self._client.nthreads()
         places = {*workers, *map(get_host, workers)}
         now_s, out = time.monotonic(), []
-        for at in nodes:
-            wanted = self._restrictions[at]
+        for index in nodes:
+            wanted = self._restrictions[index]
             if places.intersection(wanted) if wanted else workers:
-                self._since_s.pop(at, None)
-            elif now_s - self._since_s.setdefault(at, now_s) >= PATIENCE_S:
-                out.append(at)
+                self._since_s.pop(index, None)
+            elif now_s - self._since_s.setdefault(index, now_s) >= PATIENCE_S:
+                out.append(index)
         return out
 
 
@@ -277,10 +277,10 @@ class DaskRunner:
             )
             for item, readers in zip(items, restrictions)
         ]
-        done: dict[int, Result | TaskFailure] = {}
+        outcomes: dict[int, Result | TaskFailure] = {}
         number = 0
-        for at, outcome in wait_for_futures(self._client, futures, restrictions):
-            done[at] = outcome
-            while number in done:
-                yield done.pop(number)
+        for index, outcome in wait_for_futures(self._client, futures, restrictions):
+            outcomes[index] = outcome
+            while number in outcomes:
+                yield outcomes.pop(number)
                 number += 1

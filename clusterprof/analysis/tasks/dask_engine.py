@@ -103,22 +103,23 @@ class DaskEngine:
         sources, skipped = find_remote_sources(self._client, paths)
         runner = DaskRunner(self._client, [source.workers for source in sources])
         described = runner.run_tasks(describe_folder, [source.folder for source in sources])
-        kept: list[RemoteSource] = []
+        unique: list[RemoteSource] = []
         facts: list[FolderFacts] = []
         for source, outcome in zip(sources, described):
             if isinstance(outcome, TaskFailure):
                 why, remedy = outcome.why, outcome.remedy
                 skipped.append(SkippedInput(source.folder, why, remedy, is_copy=False))
             else:
-                kept.append(source)
+                unique.append(source)
                 facts.append(outcome)
-        if not kept:
+        if not unique:
             raise NoRecording("; ".join(f"{node.path}: {node.why}" for node in skipped))
         chosen, copies = select_copies(
-            [source.folder for source in kept], [(fact.identity, fact.size_bytes) for fact in facts]
+            [source.folder for source in unique],
+            [(fact.identity, fact.size_bytes) for fact in facts],
         )
-        self._sources = [kept[at] for at in chosen]
-        self._facts = [facts[at] for at in chosen]
+        self._sources = [unique[index] for index in chosen]
+        self._facts = [facts[index] for index in chosen]
         folders = tuple(source.folder for source in self._sources)
         return NodeSources(folders, (*skipped, *copies))
 
@@ -143,13 +144,13 @@ class DaskEngine:
         dumps = select_latest_dumps(dump for result in results for dump in result.dumps)
         request = replace(request, dumps=tuple(dumps))
         across, history, lost, failure = self._compare(outputs, outcomes, request)
-        for at in lost:
-            outcomes[at] = NO_WORKER
+        for index in lost:
+            outcomes[index] = NO_WORKER
         if lost:
             _, skipped = split_outcomes(folders, outcomes)
         if failure is not None:
-            what = Path("waits between ranks")
-            skipped = (*skipped, SkippedInput(what, failure.why, failure.remedy, is_copy=False))
+            subject = Path("waits between ranks")
+            skipped = (*skipped, SkippedInput(subject, failure.why, failure.remedy, is_copy=False))
         return JobResult(
             select_analyzed(folders, outcomes),
             across,
@@ -172,14 +173,14 @@ class DaskEngine:
     ) -> list[Any]:
         """Submit the analysis of each node; return the futures of results with operations."""
         outputs = []
-        for at, (folder, part) in enumerate(zip(folders, parts)):
-            task = NodeTask(folder, part, SpillLocation(number=at + 1))
+        for index, (folder, part) in enumerate(zip(folders, parts)):
+            task = NodeTask(folder, part, SpillLocation(number=index + 1))
             output = self._client.submit(
                 run_remote_node,
                 task,
                 request,
                 __version__,
-                workers=list(self._sources[at].workers) or None,
+                workers=list(self._sources[index].workers) or None,
                 pure=False,
                 retries=RETRIES,
             )
@@ -196,11 +197,11 @@ class DaskEngine:
         self._results = futures
         results: dict[int, RemoteResult] = {}
         restrictions = [source.workers for source in self._sources]
-        for at, outcome in wait_for_futures(self._client, futures, restrictions):
+        for index, outcome in wait_for_futures(self._client, futures, restrictions):
             is_failure = isinstance(outcome, TaskFailure)
-            results[at] = RemoteResult(outcome) if is_failure else outcome
-            progress.finish_node(at)
-        return [results[at] for at in range(len(outputs))]
+            results[index] = RemoteResult(outcome) if is_failure else outcome
+            progress.finish_node(index)
+        return [results[index] for index in range(len(outputs))]
 
     # --- all nodes together ---
 
@@ -215,14 +216,16 @@ class DaskEngine:
         Returns also the nodes whose operations are lost with all workers that see them, and why
         the ranks could not be compared at all: then the rest stands without that.
         """
-        kept = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, NodeResult)]
+        analyzed = [
+            index for index, outcome in enumerate(outcomes) if isinstance(outcome, NodeResult)
+        ]
         lost: list[int] = []
         while True:
-            outcome, unreachable = self._run_comparison(outputs, kept, request)
+            outcome, unreachable = self._run_comparison(outputs, analyzed, request)
             if not unreachable:
                 break
             lost += unreachable
-            kept = [at for at in kept if at not in unreachable]
+            analyzed = [index for index in analyzed if index not in unreachable]
         if not isinstance(outcome, TaskFailure):
             across, history = outcome
             return across, history, lost, None
@@ -232,35 +235,37 @@ class DaskEngine:
         return without_tables(across), no_history, [], outcome
 
     def _run_comparison(
-        self, outputs: Sequence[Any], kept: Sequence[int], request: JobRequest
+        self, outputs: Sequence[Any], analyzed: Sequence[int], request: JobRequest
     ) -> tuple[Any, list[int]]:
         """Run the comparison; return its outcome, or the nodes that it waits for in vain."""
-        if not kept:
+        if not analyzed:
             return NO_WORKER, []
         future = self._client.submit(
             compare_remote_nodes,
-            [self._results[at] for at in kept],
-            [outputs[at].key for at in kept],
-            [at + 1 for at in kept],
+            [self._results[index] for index in analyzed],
+            [outputs[index].key for index in analyzed],
+            [index + 1 for index in analyzed],
             request,
             pure=False,
             retries=RETRIES,
         )
         self._futures.append(future)
-        done: queue.Queue[int] = queue.Queue()
-        future.add_done_callback(partial(put_number, done, 0))
+        finished: queue.Queue[int] = queue.Queue()
+        future.add_done_callback(partial(put_number, finished, 0))
         watch = WorkerWatch(self._client, [source.workers for source in self._sources])
         while True:
             with suppress(queue.Empty):
-                done.get(timeout=POLL_S)
+                finished.get(timeout=POLL_S)
             if future.status not in ("pending", LOST):
                 return get_outcome(future), []
             if self._client.status != "running":
                 return SCHEDULER_LOST, []
-            unreachable = watch.list_unreachable(kept)
+            unreachable = watch.list_unreachable(analyzed)
             if unreachable:
-                held = self._client.who_has([outputs[at] for at in unreachable])
-                unreachable = [at for at in unreachable if not held.get(outputs[at].key)]
+                holders = self._client.who_has([outputs[index] for index in unreachable])
+                unreachable = [
+                    index for index in unreachable if not holders.get(outputs[index].key)
+                ]
             if unreachable:
                 self._client.cancel([future], force=True)
                 return None, unreachable

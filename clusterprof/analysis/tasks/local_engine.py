@@ -129,14 +129,14 @@ class LocalEngine:
             ]
             outcomes = _run_tasks(tasks, request, pool if in_pool else None)
             nodes, skipped = split_outcomes(folders, outcomes)
-            kept = select_analyzed(folders, outcomes)
+            analyzed = select_analyzed(folders, outcomes)
             del outcomes
             # slices of a small recording are not worth sending
             run_map: RunMap = pool.map if in_pool and spill.address else map
             dumps, unread = read_dumps(folders)
             request = replace(request, dumps=tuple(dumps))
             across, history = compare_nodes(_take_all(nodes), spill, request, run_map)
-        return JobResult(kept, across, history, skipped, tuple(dumps), tuple(unread))
+        return JobResult(analyzed, across, history, skipped, tuple(dumps), tuple(unread))
 
 
 def _run_tasks(

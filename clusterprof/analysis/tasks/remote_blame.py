@@ -79,10 +79,14 @@ class RemoteSlices:
     def fetch(self, wanted: Wanted) -> dict[int, NDArray[np.uint8]]:
         """Bring blocks to this worker, by location."""
         orders, pieces = self._select(wanted, self._group_by_worker())
-        return _split_pieces(orders, [self._wait(piece) for piece in pieces])
+        return _split_pieces(orders, [self._wait(future) for future in pieces])
 
     def _submit(self, task: SliceTask, groups: Sequence[Sequence[int]]) -> Any:
-        wanted = [(at, length) for at, length in task.list_blocks() if isinstance(at, int)]
+        wanted = [
+            (location, length)
+            for location, length in task.list_blocks()
+            if isinstance(location, int)
+        ]
         orders, pieces = self._select(wanted, groups)
         # stored on this worker, so that it goes to the worker of the slice directly
         stored = self._client.scatter(replace(task, spill=SpillLocation()), hash=False)
@@ -141,10 +145,10 @@ def _split_pieces(
 ) -> dict[int, NDArray[np.uint8]]:
     """Split what select_blocks has returned into blocks, by location."""
     blocks = {}
-    for order, piece in zip(orders, pieces):
+    for order, data in zip(orders, pieces):
         begin = 0
         for location, length in order:
-            blocks[location] = piece[begin : begin + length]
+            blocks[location] = data[begin : begin + length]
             begin += length
     return blocks
 
@@ -182,7 +186,7 @@ class _TableBlocks(dict[int, NDArray[np.uint8]]):
     def __contains__(self, location: object) -> bool:
         if not super().__contains__(location):
             for kind, wanted in enumerate(self._kinds):
-                if any(location == at for at, _ in wanted):
+                if any(location == wanted_location for wanted_location, _ in wanted):
                     self._kinds[kind] = []
                     self.update(self._fetch(wanted))
         return super().__contains__(location)

@@ -53,21 +53,21 @@ def find_remote_sources(
         if isinstance(path, RemotePath):
             views = {"": seen_in_store[path]}
         else:
-            views = {worker: seen[path] for worker, seen in seen_by_worker.items()}
-        seen = _merge_views(path, views)
-        if not seen.readers and len(paths) == 1:
-            raise NoRecording(f"{path}: {seen.why_none}", "give the folder of the recording")
-        for folder, _ in sorted(seen.readers, key=lambda key: (key[0].name, key[1])):
-            readers = seen.readers[folder, _]
+            views = {worker: view[path] for worker, view in seen_by_worker.items()}
+        view = _merge_views(path, views)
+        if not view.readers and len(paths) == 1:
+            raise NoRecording(f"{path}: {view.why_none}", "give the folder of the recording")
+        for folder, _ in sorted(view.readers, key=lambda key: (key[0].name, key[1])):
+            readers = view.readers[folder, _]
             limits = () if readers == {""} else restrict_workers(readers, workers)
             sources.append(RemoteSource(folder, limits))
-        if not seen.readers:
+        if not view.readers:
             remedy = "give the folder that `clusterprof record` wrote"
-            skipped.append(SkippedInput(path, seen.why_none, remedy, is_copy=False))
-        readable = {folder for folder, _ in seen.readers}
+            skipped.append(SkippedInput(path, view.why_none, remedy, is_copy=False))
+        readable = {folder for folder, _ in view.readers}
         skipped += [
             SkippedInput(folder, why, _UNREADABLE_HINT, is_copy=False)
-            for folder, why in sorted(seen.unreadable.items())
+            for folder, why in sorted(view.unreadable.items())
             if folder not in readable
         ]
     if not sources:
@@ -134,8 +134,8 @@ def _merge_views(path: Path, views: dict[str, SeenPath]) -> _SeenByAll:
     readers: dict[tuple[Path, int], set[str]] = defaultdict(set)
     merged = _SeenByAll()
     for worker, view in views.items():
-        for seen in view.folders:
-            readers[seen.folder, seen.checksum].add(worker)
+        for entry in view.folders:
+            readers[entry.folder, entry.checksum].add(worker)
         merged.unreadable |= dict(view.unreadable)
         merged.why_none = merged.why_none or view.why_none
     merged.readers = dict(readers)
@@ -149,5 +149,5 @@ def restrict_workers(readers: Collection[str], workers: Collection[str]) -> tupl
     """
     if set(workers) <= set(readers):
         return ()
-    others = {get_host(worker) for worker in workers if worker not in readers}
-    return tuple(sorted({w if get_host(w) in others else get_host(w) for w in readers}))
+    other_hosts = {get_host(worker) for worker in workers if worker not in readers}
+    return tuple(sorted({w if get_host(w) in other_hosts else get_host(w) for w in readers}))

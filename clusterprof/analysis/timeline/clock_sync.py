@@ -173,8 +173,8 @@ def _select_seed_rows(rows: _NodeLeaves, component: Int) -> Int | None:
     None if there is none.
     """
     _, op, size = np.unique(rows.operation, return_inverse=True, return_counts=True)
-    taken = np.bincount(op, weights=component[rows.node] != UNALIGNED, minlength=size.size)
-    size = np.where(taken > 0, 0, size)
+    aligned_nodes = np.bincount(op, weights=component[rows.node] != UNALIGNED, minlength=size.size)
+    size = np.where(aligned_nodes > 0, 0, size)
     if not size.size or size.max() < 2:
         return None
     # Sets of that size are distinguished by a hash of their nodes; the most frequent set is taken.
@@ -203,24 +203,24 @@ def _align_connected_nodes(
     rows: _NodeLeaves, lines: list[OffsetLine | None], component: Int, number: int
 ) -> bool:
     """Align nodes that share operations with aligned nodes; return False if there are no more."""
-    known = component[rows.node] == number
+    is_aligned = component[rows.node] == number
     _, op = np.unique(rows.operation, return_inverse=True)
-    has_aligned_member = np.bincount(op, weights=known, minlength=op.max(initial=-1) + 1) > 0
-    new = has_aligned_member[op] & (component[rows.node] == UNALIGNED)
-    if not new.any():
+    has_aligned_member = np.bincount(op, weights=is_aligned, minlength=op.max(initial=-1) + 1) > 0
+    is_reachable = has_aligned_member[op] & (component[rows.node] == UNALIGNED)
+    if not is_reachable.any():
         return False
-    aligned = np.flatnonzero(known & np.isin(op, op[new]))
+    aligned = np.flatnonzero(is_aligned & np.isin(op, op[is_reachable]))
     common = np.empty(aligned.size, np.int64)
     worst = 0.0
-    for node, at in split_rows_by_node(rows.node[aligned]):
+    for node, indices in split_rows_by_node(rows.node[aligned]):
         line = lines[node]
         assert line is not None
-        t_ns = rows.leave_ns[aligned][at]
-        common[at] = t_ns - np.rint(line.offset(t_ns)).astype(np.int64)
+        t_ns = rows.leave_ns[aligned][indices]
+        common[indices] = t_ns - np.rint(line.offset(t_ns)).astype(np.int64)
         worst = max(worst, float(line.bound(t_ns).max()))
     median_ns = np.zeros(has_aligned_member.size, np.int64)
     median_ns[op[aligned]] = _compute_operation_medians(op[aligned], common)
-    seed = np.flatnonzero(new)
+    seed = np.flatnonzero(is_reachable)
     before = int((component == number).sum())
     offset_ns = rows.leave_ns[seed] - median_ns[op[seed]]
     component[:] = _fit_node_lines(rows, seed, offset_ns, worst, lines, component, number)
@@ -237,13 +237,15 @@ def _fit_node_lines(
     number: int,
 ) -> Int:
     """Fit the lines of the nodes of these rows; return the components."""
-    out = component.copy()
-    for node, at in split_rows_by_node(rows.node[seed]):
-        if at.size < MIN_KNOT_OPERATIONS:
+    components = component.copy()
+    for node, indices in split_rows_by_node(rows.node[seed]):
+        if indices.size < MIN_KNOT_OPERATIONS:
             continue
-        lines[node] = fit_offset_line(rows.leave_ns[seed][at], offset_ns[at], inherited_ns)
-        out[node] = number
-    return out
+        lines[node] = fit_offset_line(
+            rows.leave_ns[seed][indices], offset_ns[indices], inherited_ns
+        )
+        components[node] = number
+    return components
 
 
 def fit_offset_line(t_ns: Int, offset_ns: Int, inherited_ns: float = 0.0) -> OffsetLine:

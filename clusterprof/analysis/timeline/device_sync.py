@@ -74,16 +74,16 @@ def find_drained_rows(process: Process, start_ns: Int, end_ns: Int, chosen: Bool
     A row begins where such a wait ends, or continues a row that does. start_ns, end_ns: int64[n],
     in order of time. chosen: bool[n], the rows that may count; others end what follows a wait.
     """
-    none = np.zeros(start_ns.size, np.bool_)
+    no_rows = np.zeros(start_ns.size, np.bool_)
     waits = select_device_waits(process)
     if not waits[0].size or not start_ns.size:
-        return none
+        return no_rows
     chosen = chosen & ~find_samples_in_waits(process, (start_ns + end_ns) // 2)
     wait_end_ns = np.maximum.accumulate(waits[1])
     row = np.searchsorted(wait_end_ns, start_ns, side="right") - 1
     after_ns = start_ns - wait_end_ns[np.maximum(row, 0)]
     follows = chosen & (row >= 0) & (after_ns <= _MAX_AFTER_NS)
-    continues = none.copy()
+    continues = no_rows.copy()
     continues[1:] = chosen[1:] & chosen[:-1] & (start_ns[1:] == end_ns[:-1])
     so_far = np.cumsum(follows)
     first = np.maximum.accumulate(np.where(continues, 0, np.arange(start_ns.size)))
@@ -118,8 +118,8 @@ def measure_increase_outside_waits(
     polled_ns = np.zeros(growth.size)
     if column in ("on_cpu_ns", "user_ns"):
         polled_ns = _estimate_polling_ratio(rank.main, thread) * np.diff(waited_ns)
-    kept = np.clip(growth - polled_ns, 0.0, np.diff(outside_ns))
-    so_far = np.concatenate([[0.0], np.cumsum(kept)])
+    outside_growth = np.clip(growth - polled_ns, 0.0, np.diff(outside_ns))
+    so_far = np.concatenate([[0.0], np.cumsum(outside_growth)])
     first, last = (t - waits.measure_before(t) for t in (start_ns, end_ns))
     return np.asarray(np.interp(last, outside_ns, so_far) - np.interp(first, outside_ns, so_far))
 

@@ -127,7 +127,9 @@ def find_tightest_cpu_set(rank: Rank, start_ns: int, end_ns: int) -> CpuSetLoad 
     ]
     loads = []
     for allowed in sets:
-        confined = [process for process, own in node_processes if own and own <= allowed]
+        confined = [
+            process for process, cpu_set in node_processes if cpu_set and cpu_set <= allowed
+        ]
         needed = _estimate_needed_cpus(confined, start_ns, end_ns)
         workers = sum(is_loader_process(process) for process in confined)
         cores = cpus.count_cores(allowed)
@@ -150,10 +152,10 @@ def combine_allowed_cpus(processes: Iterable[Process], cpus: CpuTopology) -> fro
     """
     allowed: frozenset[int] = frozenset()
     for process in processes:
-        own = process.placement.cpus & cpus.online if process.placement is not None else None
-        if not own:
+        cpu_set = process.placement.cpus & cpus.online if process.placement is not None else None
+        if not cpu_set:
             return frozenset()
-        allowed |= own
+        allowed |= cpu_set
     return allowed
 
 
@@ -287,11 +289,11 @@ def _measure_disk_activity(chunk: Chunk, edges: Int) -> Float:
 
     The kernel counts busy time, which some versions cut short, and the sum of all reads' times.
     """
-    most = np.full(len(edges) - 1, np.nan)
+    busiest = np.full(len(edges) - 1, np.nan)
     for signal in (signals.DISK_BUSY, signals.DISK_READ_TIME):
         for grown in _measure_disk_growth(chunk, signal, edges):
-            most = np.fmax(most, grown)
-    return np.minimum(most, np.diff(edges))
+            busiest = np.fmax(busiest, grown)
+    return np.minimum(busiest, np.diff(edges))
 
 
 def _measure_disk_growth(chunk: Chunk, signal: signals.Signal, edges: Int) -> list[Float]:

@@ -136,8 +136,8 @@ def find_intersection(a: Pair, b: Pair) -> Intervals:
     | 0-10 | 2-3 8-12 | 2-3 8-10 |
     | 0-10 | 10-12    | nothing  |
     """
-    both = find_overlaps(a, b)
-    return Intervals(both.start_ns, both.end_ns)
+    overlaps = find_overlaps(a, b)
+    return Intervals(overlaps.start_ns, overlaps.end_ns)
 
 
 def subtract_intervals(a: Pair, b: Pair) -> Intervals:
@@ -243,11 +243,11 @@ def allocate_by_wait_age(group: Int, age_ns: Int, room_ns: Int, amount_ns: Int) 
         is_too_long, np.full(heads.size, -1), np.maximum.reduceat(age_ns, heads)
     )
     part = allocate(high)
-    more = allocate(high - 1) > part  # one nanosecond each, from the first row on
-    before: Int = np.cumsum(more) - more
+    extra = allocate(high - 1) > part  # one nanosecond each, from the first row on
+    before: Int = np.cumsum(extra) - extra
     missing = total - np.add.reduceat(part, heads)
     out = amount_ns.copy()
-    out[undecided] = part + (more & (before - before[heads][group_of_row] < missing[group_of_row]))
+    out[undecided] = part + (extra & (before - before[heads][group_of_row] < missing[group_of_row]))
     return out
 
 

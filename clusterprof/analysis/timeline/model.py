@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.timeline.spans import Int, SpanTable, StackSamples, View
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.trace.schema import Event, Gap, Header
 
 Float = NDArray[np.float64]
@@ -123,7 +123,7 @@ class Chunk:
     wchan_names: tuple[str, ...]
     events: tuple[Event, ...]
     gaps: tuple[Gap, ...]
-    stacks: StackTable = field(default_factory=StackTable, compare=False)
+    stacks: StackTree = field(default_factory=StackTree, compare=False)
     """The stacks that samples of its processes refer to, and those of earlier chunks."""
     shared: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     """Cache of results computed for one rank that hold for all ranks; a copied chunk starts

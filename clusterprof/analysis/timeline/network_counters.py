@@ -56,8 +56,8 @@ _Key = tuple[str, str]
 class ValueHistogram:
     """Histogram of values; classes are 9 % wide."""
 
-    least: float = math.inf
-    most: float = -math.inf
+    lowest: float = math.inf
+    highest: float = -math.inf
     count: int = 0
     classes: dict[int, int] = field(default_factory=dict)
 
@@ -65,11 +65,11 @@ class ValueHistogram:
         """Add available readings, float64[n]."""
         if not values.size:
             return
-        least, most = float(values.min()), float(values.max())
-        self.least, self.most = min(self.least, least), max(self.most, most)
+        low, high = float(values.min()), float(values.max())
+        self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
         self.count += values.size
-        if least == most:  # a value that never changes: a link's speed, a round-trip time
-            class_counts = [(_assign_classes(np.array([least]))[0].item(), values.size)]
+        if low == high:  # a value that never changes: a link's speed, a round-trip time
+            class_counts = [(_assign_classes(np.array([low]))[0].item(), values.size)]
         else:
             class_counts = list(
                 zip(*(c.tolist() for c in np.unique(_assign_classes(values), return_counts=True)))
@@ -86,7 +86,7 @@ class ValueHistogram:
         if size_class is None:
             return math.nan
         edge = 2.0 ** (size_class / _CLASSES_PER_OCTAVE)
-        return float(min(max(edge, self.least), self.most))
+        return float(min(max(edge, self.lowest), self.highest))
 
 
 def _assign_classes(values: Float) -> Int:
@@ -133,7 +133,7 @@ class NodeNetworkTotals:
 class _SettledTimes:
     """Reading times of the signals of one collector, which share them."""
 
-    known: int
+    count: int
     """Number of readings to evaluate."""
     inside: NDArray[np.bool_]
     """True for intervals between two readings in which a rank was in an operation."""
@@ -149,11 +149,11 @@ class NetworkMeter:
 
         throughout: count all readings until an operation appears, then discard them.
         """
-        self._throughout, self._off = throughout, False
+        self._throughout, self._is_off = throughout, False
         self._counts: dict[_Key, CounterTotal] = {}
         self._levels: dict[_Key, ValueHistogram] = {}
         self._open: dict[_Key, tuple[Int, Float]] = {}
-        self._made_up: frozenset[str] | None = None
+        self._virtual_nics: frozenset[str] | None = None
         self._begin = np.zeros(0, np.int64)
         self._end = np.zeros(0, np.int64)
 
@@ -166,14 +166,16 @@ class NetworkMeter:
 
     def add(self, chunk: Chunk) -> None:
         """Add the readings and operations of a chunk."""
-        if self._off:
+        if self._is_off:
             return
-        if self._made_up is None:
+        if self._virtual_nics is None:
             nics = chunk.header.host.get("nics") or ()
-            self._made_up = frozenset(str(n.get("name")) for n in nics if not n.get("physical"))
+            self._virtual_nics = frozenset(
+                str(n.get("name")) for n in nics if not n.get("physical")
+            )
         self._join_operations(chunk)
         if self._throughout and self._end.size:
-            self._off = True
+            self._is_off = True
             self._counts, self._levels, self._open = {}, {}, {}
             return
         joined: dict[tuple[int, int], tuple[Int, NDArray[np.bool_]]] = {}
@@ -186,8 +188,8 @@ class NetworkMeter:
                 continue
             times = joined.get((id(pending[0]), id(series.t_ns)))
             if times is None:
-                new = series.t_ns > pending[0][-1]
-                times = np.concatenate([pending[0], series.t_ns[new]]), new
+                is_new = series.t_ns > pending[0][-1]
+                times = np.concatenate([pending[0], series.t_ns[is_new]]), is_new
                 joined[id(pending[0]), id(series.t_ns)] = times
             self._open[key] = times[0], np.concatenate([pending[1], series.values[times[1]]])
         self._settle(chunk.end_ns - SETTLE_DELAY_NS)
@@ -216,14 +218,14 @@ class NetworkMeter:
             entry = settled.get(id(t_ns))
             if entry is None:
                 times = self._select_settled_times(t_ns, until_ns)
-                entry = settled[id(t_ns)] = times, t_ns[max(times.known - 1, 0) :]
-            times, left = entry
-            if times.known > 1:
-                limit = self._limit_growth(key, times.known, before)
-                self._evaluate(key, times, values[: times.known], limit)
-                self._open[key] = left, values[times.known - 1 :]
+                entry = settled[id(t_ns)] = times, t_ns[max(times.count - 1, 0) :]
+            times, remaining_ns = entry
+            if times.count > 1:
+                limit = self._limit_growth(key, times.count, before)
+                self._evaluate(key, times, values[: times.count], limit)
+                self._open[key] = remaining_ns, values[times.count - 1 :]
         if until_ns is not None and settled:
-            oldest = min(int(left[0]) for _, left in settled.values())
+            oldest = min(int(remaining_ns[0]) for _, remaining_ns in settled.values())
             keep = self._end > oldest - MERGE_GAP_NS
             self._begin, self._end = self._begin[keep], self._end[keep]
 
@@ -232,10 +234,10 @@ class NetworkMeter:
         t_ns = t_ns[:n]
         if self._throughout:
             return _SettledTimes(n, np.ones(max(n - 1, 0), np.bool_), np.diff(t_ns))
-        at = np.searchsorted(self._end, t_ns[:-1], side="right")
-        inside = at < self._end.size
+        index = np.searchsorted(self._end, t_ns[:-1], side="right")
+        inside = index < self._end.size
         if self._end.size:
-            inside &= self._begin[np.minimum(at, self._end.size - 1)] < t_ns[1:]
+            inside &= self._begin[np.minimum(index, self._end.size - 1)] < t_ns[1:]
         return _SettledTimes(n, inside, np.diff(t_ns)[inside])
 
     def _limit_growth(
@@ -247,7 +249,7 @@ class NetworkMeter:
         """
         name, device = key
         speed = open_.get((_LINK_SPEED_SIGNALS.get(name, ""), device))
-        if speed is None or device in (self._made_up or ()):
+        if speed is None or device in (self._virtual_nics or ()):
             return None
         t_ns, values = open_[key][0][:rows], speed[1][:rows]
         if not np.array_equal(t_ns, speed[0][:rows]):
@@ -267,13 +269,13 @@ class NetworkMeter:
             if key[0].endswith("_bytes_total"):
                 count.rate_histogram.add(np.zeros(times.length_ns.size))
             return
-        growth, bad = compute_differences(values)
+        growth, unusable = compute_differences(values)
         if limit is not None and (growth > limit).any():  # NaN, an unknown speed, is no jump
-            bad = bad | (growth > limit)
+            unusable = unusable | (growth > limit)
         growth, length = growth[times.inside], times.length_ns
-        if bad.any():
-            good = ~bad[times.inside]
-            growth, length = growth[good], length[good]
+        if unusable.any():
+            usable = ~unusable[times.inside]
+            growth, length = growth[usable], length[usable]
         count.total += float(growth.sum())
         count.covered_ns += int(length.sum())
         if key[0].endswith("_bytes_total"):

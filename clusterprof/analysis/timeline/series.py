@@ -67,7 +67,7 @@ class CounterGrowth:
     """float64[m - 1]: between adjacent readings, 0 where unusable."""
     before: Float
     """float64[m]: the sum of all growth before each reading."""
-    bad_before: Int | None
+    unusable_before: Int | None
     """int64[m]: the number of unusable differences before each reading; None if all are
     usable.
     """
@@ -86,7 +86,7 @@ class IntervalPositions:
     """Position of the start within that difference, 0 to 1."""
     end_row: Int
     end_fraction: Float
-    known: NDArray[np.bool_]
+    is_covered: NDArray[np.bool_]
     """True for an interval between the first and the last reading."""
     empty: NDArray[np.bool_]
     """True for an interval that ends where it starts."""
@@ -97,9 +97,9 @@ def compute_growth(values: Float | Int) -> CounterGrowth:
 
     values: float64[m] with NaN, or int64[m] with -1, for readings that are not available.
     """
-    growth, bad = compute_differences(values)
-    bad_before = np.concatenate([[0], np.cumsum(bad)]) if bad.any() else None
-    return CounterGrowth(growth, _sum_growth_before(growth), bad_before)
+    growth, unusable = compute_differences(values)
+    unusable_before = np.concatenate([[0], np.cumsum(unusable)]) if unusable.any() else None
+    return CounterGrowth(growth, _sum_growth_before(growth), unusable_before)
 
 
 def locate_intervals(t_ns: Int, start_ns: Int, end_ns: Int) -> IntervalPositions:
@@ -109,26 +109,27 @@ def locate_intervals(t_ns: Int, start_ns: Int, end_ns: Int) -> IntervalPositions
     if len(t_ns) < 2:
         row, fraction = np.zeros(len(start_ns), np.int64), np.zeros(len(start_ns))
         return IntervalPositions(row, fraction, row, fraction, np.zeros(len(row), np.bool_), empty)
-    known = (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1]) & (end_ns >= start_ns)
+    is_covered = (start_ns >= t_ns[0]) & (end_ns <= t_ns[-1]) & (end_ns >= start_ns)
     length = np.maximum(t_ns[1:] - t_ns[:-1], 1)
     start_row, start_fraction = _locate_edges(t_ns, length, start_ns, side="right")
     end_row, end_fraction = _locate_edges(t_ns, length, end_ns, side="left")
-    return IntervalPositions(start_row, start_fraction, end_row, end_fraction, known, empty)
+    return IntervalPositions(start_row, start_fraction, end_row, end_fraction, is_covered, empty)
 
 
 def evaluate_increase(counter: CounterGrowth, positions: IntervalPositions) -> Float:
     """Evaluate by how much a counter grew over each interval: float64[n], NaN where unknown."""
-    if not len(counter.growth) or not len(positions.known):
-        return np.full(len(positions.known), np.nan)
-    known = positions.known
-    if counter.bad_before is not None:
+    if not len(counter.growth) or not len(positions.is_covered):
+        return np.full(len(positions.is_covered), np.nan)
+    is_covered = positions.is_covered
+    if counter.unusable_before is not None:
         end_row = np.maximum(positions.end_row, positions.start_row)
-        usable = counter.bad_before[end_row + 1] == counter.bad_before[positions.start_row]
-        known = known & (usable | positions.empty)
+        unusable = counter.unusable_before
+        usable = unusable[end_row + 1] == unusable[positions.start_row]
+        is_covered = is_covered & (usable | positions.empty)
     grown = _estimate_counter_at(counter, positions.end_row, positions.end_fraction)
     grown -= _estimate_counter_at(counter, positions.start_row, positions.start_fraction)
     np.maximum(grown, 0.0, out=grown)
-    return grown if known.all() else np.where(known, grown, np.nan)
+    return grown if is_covered.all() else np.where(is_covered, grown, np.nan)
 
 
 def _locate_edges(
@@ -169,8 +170,8 @@ def compute_differences(values: Float | Int) -> tuple[Float, NDArray[np.bool_]]:
     if len(growth) and values[0] >= 0 and growth.min() >= 0:  # none missing, no step back
         return growth, np.zeros(len(growth), np.bool_)
     missing = values < 0 if counts else np.isnan(values)
-    bad = missing[1:] | missing[:-1] | ~(growth >= 0)
-    return np.where(bad, 0.0, growth), bad
+    unusable = missing[1:] | missing[:-1] | ~(growth >= 0)
+    return np.where(unusable, 0.0, growth), unusable
 
 
 def compute_mean(series: Series, start_ns: Int, end_ns: Int) -> Float:
@@ -242,11 +243,11 @@ def estimate_period(values: Float) -> Period | None:
     )
     if not peaks.size:
         return None
-    best = float(inner[peaks].max())
-    if best <= 0:
+    highest = float(inner[peaks].max())
+    if highest <= 0:
         return None
-    first = int(peaks[inner[peaks] >= _PEAK_RATIO * best][0]) + _MIN_PERIOD_SAMPLES
-    return Period(float(first), min(best, 1.0))
+    first = int(peaks[inner[peaks] >= _PEAK_RATIO * highest][0]) + _MIN_PERIOD_SAMPLES
+    return Period(float(first), min(highest, 1.0))
 
 
 _READINGS = "readings"  # name in `Chunk.shared`
@@ -259,10 +260,10 @@ def get_busy_readings(rank: Rank) -> tuple[Int, Float]:
 
     A NaN or a decrease marks unmeasured time.
     """
-    known = rank.chunk.shared.get((_READINGS, rank.device))
-    if known is None:
-        known = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)
-    return known  # type: ignore[no-any-return]
+    readings = rank.chunk.shared.get((_READINGS, rank.device))
+    if readings is None:
+        readings = rank.chunk.shared[_READINGS, rank.device] = _read_busy_time(rank)
+    return readings  # type: ignore[no-any-return]
 
 
 def get_means_at_driver_times(rank: Rank, name: str) -> Series | None:
@@ -282,10 +283,10 @@ def get_means_at_driver_times(rank: Rank, name: str) -> Series | None:
 def _read_busy_time(rank: Rank) -> tuple[Int, Float]:
     total = rank.chunk.series.get((signals.GPU_BUSY_TIME.name, rank.device))
     if total is not None and total.t_ns.size:
-        known = ~np.isnan(total.values)
+        measured = ~np.isnan(total.values)
         # A counter needs no reading in between: the next one still contains all of it.
-        t_ns = total.t_ns[known]
-        busy_ns = _reset_at_restarts(rank, t_ns, total.values[known])
+        t_ns = total.t_ns[measured]
+        busy_ns = _reset_at_restarts(rank, t_ns, total.values[measured])
         until = rank.chunk.series.get((signals.GPU_BUSY_UNTIL.name, rank.device))
         return (t_ns, busy_ns) if until is None else _move_to_driver_times(t_ns, busy_ns, until)
     ratio = rank.chunk.series.get((signals.GPU_BUSY.name, rank.device))

@@ -30,32 +30,32 @@ _MAX_LINE = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class StackTable:
-    """The stacks of a node as a tree: each is a place, called from its parent."""
+class StackTree:
+    """The stacks of a node as a tree: each is a code location, called from its parent."""
 
-    places: tuple[CodeLocation, ...] = ()
+    locations: tuple[CodeLocation, ...] = ()
     parent: Int = field(default_factory=lambda: np.zeros(1, np.int64))
     """int64[n]: number of the calling stack, smaller than its own; 0 = called by none."""
-    place: Int = field(default_factory=lambda: np.full(1, -1, np.int64))
-    """int64[n]: index of the innermost place; -1 for stack 0, which is not known."""
+    location: Int = field(default_factory=lambda: np.full(1, -1, np.int64))
+    """int64[n]: index of the innermost location; -1 for stack 0, which is not known."""
 
     @property
     def has_paths(self) -> bool:
         """Return whether files have their whole paths: not hashed, nor cut to base names."""
-        return any("/" in place.file for place in self.places)
+        return any("/" in location.file for location in self.locations)
 
-    def list_places(self, stack: int) -> list[int]:
-        """List the indices of the places of a stack, outermost first."""
-        places = []
+    def list_locations(self, stack: int) -> list[int]:
+        """List the indices of the locations of a stack, outermost first."""
+        indices = []
         while stack > 0:
-            places.append(int(self.place[stack]))
+            indices.append(int(self.location[stack]))
             stack = int(self.parent[stack])
-        return places[::-1]
+        return indices[::-1]
 
 
 @dataclass
 class _ProcessNumbers:
-    """What the numbers of one process mean in the node."""
+    """The numbers that one process gave to files, places and stacks, and those of the node."""
 
     files: dict[int, str] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class StackInterner:
         self._processes: dict[tuple[int, int], _ProcessNumbers] = {}
         self._places: dict[CodeLocation, int] = {}
         self._stacks: dict[tuple[int, int], int] = {}
-        self._table = StackTable()
+        self._table = StackTree()
 
     def add(self, attributes: Mapping[str, Any]) -> None:
         """Add the definitions of one event; malformed ones are left out."""
@@ -82,9 +82,9 @@ class StackInterner:
             if isinstance(file, str):
                 numbers.files.setdefault(number, file[:_MAX_NAME_CHARACTERS])
         for number, row in _read_list(attributes.get("places")):
-            place = _parse_place(row, numbers.files)
-            if place is not None:
-                index = self._places.setdefault(place, len(self._places))
+            location = _parse_place(row, numbers.files)
+            if location is not None:
+                index = self._places.setdefault(location, len(self._places))
                 numbers.places.setdefault(number, index)
         for number, row in _read_list(attributes.get("stacks")):
             self._add_stack(numbers, number, row)
@@ -92,13 +92,13 @@ class StackInterner:
     def _add_stack(self, numbers: _ProcessNumbers, number: int, row: Any) -> None:
         if not isinstance(row, list | tuple) or len(row) != 2 or number in numbers.stacks:
             return
-        parent, place = row
-        if type(parent) is not int or type(place) is not int or number < 1:
+        parent, place_number = row
+        if type(parent) is not int or type(place_number) is not int or number < 1:
             return
         depth = numbers.depths.get(parent, 0) + 1
-        if (parent and parent not in numbers.stacks) or place not in numbers.places:
+        if (parent and parent not in numbers.stacks) or place_number not in numbers.places:
             return
-        key = numbers.stacks[parent] if parent else 0, numbers.places[place]
+        key = numbers.stacks[parent] if parent else 0, numbers.places[place_number]
         is_full = len(self._stacks) >= MAX_NODE_STACKS and key not in self._stacks
         if is_full or depth > MAX_DEPTH or len(numbers.stacks) >= MAX_PROCESS_STACKS:
             return
@@ -107,19 +107,19 @@ class StackInterner:
 
     def translate(self, pid: int, ticks: int, stacks: Int) -> Int:
         """Return the node's numbers of stacks of a process: int64[n], 0 = not defined."""
-        known = self._processes.get((pid, ticks))
-        if known is None or not stacks.size:
+        numbering = self._processes.get((pid, ticks))
+        if numbering is None or not stacks.size:
             return np.zeros(stacks.size, np.int64)
         numbers, inverse = np.unique(stacks, return_inverse=True)
-        mapped = [known.stacks.get(number, 0) for number in numbers.tolist()]
+        mapped = [numbering.stacks.get(number, 0) for number in numbers.tolist()]
         return np.array(mapped, np.int64)[inverse]
 
-    def build_table(self) -> StackTable:
+    def build_table(self) -> StackTree:
         """Build the table of all stacks defined so far."""
         if self._table.parent.size != len(self._stacks) + 1:
             rows = np.array([(0, -1), *self._stacks], np.int64)
-            places = tuple(self._places)
-            self._table = StackTable(places, rows[:, 0].copy(), rows[:, 1].copy())
+            locations = tuple(self._places)
+            self._table = StackTree(locations, rows[:, 0].copy(), rows[:, 1].copy())
         return self._table
 
 

@@ -61,12 +61,12 @@ class StepProfile:
 NO_PROFILE = StepProfile()
 
 
-def measure_step_parts(rank: Rank, windows: Pair, known: StepProfile) -> Float | None:
+def measure_step_parts(rank: Rank, windows: Pair, profile: StepProfile) -> Float | None:
     """Measure which share of each window lies in each part of a step: float64[n, parts].
 
     0 for windows that are not within steps. None without steps, or when enough is known.
     """
-    if known.windows >= _MAX_PROFILE_WINDOWS:
+    if profile.windows >= _MAX_PROFILE_WINDOWS:
         return None
     start_ns, end_ns = windows
     begun, ended = _find_steps(rank)
@@ -111,34 +111,34 @@ def _find_ends_of_operations(rank: Rank, steps: int) -> Int:
     Empty unless their group has the same number of operations in each step.
     """
     operations = rank.main.get_spans(CollectiveSpans)
-    none = np.zeros(0, np.int64)
+    no_ends = np.zeros(0, np.int64)
     if operations is None or not steps:
-        return none
+        return no_ends
     (rows,) = (operations.by_other_thread & (operations.group != 0)).nonzero()
     if not rows.size:
-        return none
+        return no_ends
     groups, counts = np.unique(operations.group[rows], return_counts=True)
     rows = rows[operations.group[rows] == groups[np.argmax(counts)]]
     per_step = round(rows.size / steps)
     if not per_step or abs(rows.size / steps - per_step) > _MAX_UNEVEN_RATIO:
-        return none
+        return no_ends
     return np.sort(operations.end_ns[rows[operations.number[rows] % per_step == 0]])
 
 
-def add_to_profile(known: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
+def add_to_profile(profile: StepProfile, parts: Float, value: Float, busy: Float) -> StepProfile:
     """Add windows, float64[n, parts] and float64[n] each, up to _MAX_PROFILE_WINDOWS."""
-    if known.windows >= _MAX_PROFILE_WINDOWS:
-        return known
+    if profile.windows >= _MAX_PROFILE_WINDOWS:
+        return profile
     (rows,) = (parts.any(axis=1) & ~np.isnan(value)).nonzero()
-    rows = rows[: _MAX_PROFILE_WINDOWS - known.windows]
-    used = parts[rows]
-    products = np.reshape(known.products, (_PARTS, _PARTS)) + used.T @ used
+    rows = rows[: _MAX_PROFILE_WINDOWS - profile.windows]
+    selected = parts[rows]
+    products = np.reshape(profile.products, (_PARTS, _PARTS)) + selected.T @ selected
     return StepProfile(
-        known.windows + rows.size,
+        profile.windows + rows.size,
         tuple(products.ravel().tolist()),
-        tuple((np.array(known.activity) + used.T @ value[rows]).tolist()),
-        tuple((np.array(known.busy) + used.T @ busy[rows]).tolist()),
-        known.squares + float(value[rows] @ value[rows]),
+        tuple((np.array(profile.activity) + selected.T @ value[rows]).tolist()),
+        tuple((np.array(profile.busy) + selected.T @ busy[rows]).tolist()),
+        profile.squares + float(value[rows] @ value[rows]),
     )
 
 
@@ -156,10 +156,10 @@ def find_levels(profile: StepProfile) -> tuple[float, float] | None:
     activity, busy = (
         solve_within_bounds(matrix, np.array(target)) for target in (profile.activity, profile.busy)
     )
-    used = busy >= MIN_BUSY_RATIO
-    if used.sum() < _PARTS // 2:
+    is_busy = busy >= MIN_BUSY_RATIO
+    if is_busy.sum() < _PARTS // 2:
         return None
-    level = (activity / np.maximum(busy, MIN_BUSY_RATIO))[used]
+    level = (activity / np.maximum(busy, MIN_BUSY_RATIO))[is_busy]
     highest = float(np.sort(level)[-(_PARTS // 4) :].mean())
     usual = float(level[level >= PARTIAL_RATIO * highest].mean())
     if _compute_f(profile, products, activity, busy) < _MIN_F:
@@ -179,9 +179,9 @@ def _compute_f(profile: StepProfile, products: Float, activity: Float, busy: Flo
     """
     target = np.array(profile.activity)
     equal = busy * float(busy @ target) / max(float(busy @ products @ busy), 1e-9)
-    left, left_equal = (
+    residual, equal_residual = (
         max(profile.squares + float(fitted @ (products @ fitted - 2 * target)), 0.0)
         for fitted in (activity, equal)
     )
-    noise = left / (profile.windows - _PARTS)
-    return (left_equal - left) / (_PARTS - 1) / max(noise, 1e-9)
+    noise = residual / (profile.windows - _PARTS)
+    return (equal_residual - residual) / (_PARTS - 1) / max(noise, 1e-9)

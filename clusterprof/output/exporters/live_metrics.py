@@ -152,8 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a scrape."""
         token = self.server.token
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        authorization = self.headers.get("Authorization", "").encode("utf-8", "replace")
+        if token and not hmac.compare_digest(authorization, f"Bearer {token}".encode()):
             self._answer(HTTPStatus.UNAUTHORIZED, b"a bearer token is required\n", TEXT_TYPE)
         elif self.path.partition("?")[0] != PATH:
             self._answer(HTTPStatus.NOT_FOUND, f"see {PATH}\n".encode(), TEXT_TYPE)
@@ -241,8 +241,8 @@ class TextfileTarget:
             head = self._read_head()
         except OSError:
             return False
-        own = self._head.encode("utf-8", "backslashreplace")
-        return head != own and abs(age_s) < _OTHER_WRITER_S
+        own_head = self._head.encode("utf-8", "backslashreplace")
+        return head != own_head and abs(age_s) < _OTHER_WRITER_S
 
 
 def open_target(

@@ -86,8 +86,8 @@ def list_collapsed_lines(report: Report, profile: CodeProfile) -> list[str]:
     """List stacks as "cause;outer;...;inner ns", sorted; the rank follows the cause if several."""
     names = code.build_file_names(report)
     frames = [
-        _clean_frame(f"{code.format_function(place)} ({code.format_code_location(place, names)})")
-        for place in profile.places
+        _clean_frame(f"{code.format_function(location)} ({code.format_file_line(location, names)})")
+        for location in profile.places
     ]
     sums: dict[str, int] = {}
     for stack in profile.stacks:
@@ -106,7 +106,7 @@ def build_speedscope_document(report: Report, profile: CodeProfile) -> dict[str,
     """Build a file of speedscope: sampled profiles whose weights are lost ns."""
     causes = _order_causes(profile.stacks)
     unknown = len(profile.places)
-    frames = [_build_frame(place) for place in profile.places]
+    frames = [_build_frame(location) for location in profile.places]
     frames += [{"name": code.UNKNOWN_STACK}, *({"name": escape_text(name, 60)} for name in causes)]
     frame_of = {cause: unknown + 1 + number for number, cause in enumerate(causes)}
     ranks = sorted({stack.rank for stack in profile.stacks})
@@ -126,12 +126,12 @@ def build_speedscope_document(report: Report, profile: CodeProfile) -> dict[str,
     }
 
 
-def _build_frame(place: CodeLocation) -> dict[str, Any]:
-    frame: dict[str, Any] = {"name": code.format_function(place)}
-    if place.file:
-        frame["file"] = escape_text(place.file, _MAX_PATH_CHARACTERS)
-    if place.line > 0:
-        frame["line"] = place.line
+def _build_frame(location: CodeLocation) -> dict[str, Any]:
+    frame: dict[str, Any] = {"name": code.format_function(location)}
+    if location.file:
+        frame["file"] = escape_text(location.file, _MAX_PATH_CHARACTERS)
+    if location.line > 0:
+        frame["line"] = location.line
     return frame
 
 

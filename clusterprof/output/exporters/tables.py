@@ -48,13 +48,13 @@ def build_ledger_rows(run: Run) -> list[tuple[Any, ...]]:
     """
     emulated = {rank.index: rank.emulated for node in run.nodes for rank in node.ranks}
     rows: list[tuple[Any, ...]] = []
-    for place, rank in enumerate(run.report.ranks):
+    for index, rank in enumerate(run.report.ranks):
         identity = (
             escape_text(rank.node, MAX_TEXT_CHARACTERS),
             rank.rank,
             rank.pid,
             escape_text(rank.device, MAX_TEXT_CHARACTERS),
-            emulated.get(place, run.report.emulated),
+            emulated.get(index, run.report.emulated),
             escape_text(rank.source, MAX_TEXT_CHARACTERS),
         )
         rows += [
@@ -266,10 +266,10 @@ class TableBatch:
 
     def take(self) -> dict[str, list[Any]]:
         """Return the rows, and start an empty batch."""
-        taken = self.columns
-        self.columns = {name: [] for name in taken}
+        columns = self.columns
+        self.columns = {name: [] for name in columns}
         self.rows = 0
-        return taken
+        return columns
 
 
 def iterate_batches(
@@ -293,7 +293,7 @@ def iterate_batches(
 
 
 def _convert_rows(table: ExportTable, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    return {name: [row[at] for row in rows] for at, (name, _) in enumerate(table.columns)}
+    return {name: [row[column] for row in rows] for column, (name, _) in enumerate(table.columns)}
 
 
 def _iterate_node_batches(
@@ -331,11 +331,11 @@ class SignalFilter:
         self._known: dict[str, bool] = {}
 
     def __call__(self, signal: str) -> bool:
-        known = self._known.get(signal)
-        if known is None:
-            known = any(fnmatchcase(signal, pattern) for pattern in self._patterns)
-            self._known[signal] = known = known or not self._patterns
-        return known
+        is_selected = self._known.get(signal)
+        if is_selected is None:
+            is_selected = any(fnmatchcase(signal, pattern) for pattern in self._patterns)
+            self._known[signal] = is_selected = is_selected or not self._patterns
+        return is_selected
 
 
 def _add_samples(

@@ -64,9 +64,9 @@ def build_document(report: Report, full: bool = False) -> dict[str, Any]:
 
     full: list every rank; else above 512 ranks those that the report names.
     """
-    few = aggregate.is_aggregated(report) and not full
-    places = aggregate.select_listed_ranks(report) if few else range(len(report.ranks))
-    listed = tuple(report.ranks[at] for at in places)
+    is_aggregated = aggregate.is_aggregated(report) and not full
+    places = aggregate.select_listed_ranks(report) if is_aggregated else range(len(report.ranks))
+    listed = tuple(report.ranks[index] for index in places)
     names = (escape_text(node.name, document_base.MAX_TEXT_CHARACTERS) for node in report.nodes)
     source = _Changed(
         report,
@@ -76,39 +76,41 @@ def build_document(report: Report, full: bool = False) -> dict[str, Any]:
         ledger=_Changed(report, buckets=tuple(sum_buckets(report).items())),
         steps=report.steps and _Changed(report.steps, lengths=_format_lengths(report.steps)),
         history=report.history and _summarize_history(report, report.history),
-        findings=tuple(_limit_finding(finding, few) for finding in report.findings),
+        findings=tuple(_limit_finding(finding, is_aggregated) for finding in report.findings),
         ranks=listed,
-        unlisted=aggregate.sum_unlisted_ranks(report, places) if few else report.unlisted,
-        groups=aggregate.sum_groups(report) if few else (),
+        unlisted=aggregate.sum_unlisted_ranks(report, places) if is_aggregated else report.unlisted,
+        groups=aggregate.sum_groups(report) if is_aggregated else (),
         device_utilization=report.device_utilization
-        and _limit_utilization(report.device_utilization, listed, few),
-        code=report.code and _summarize_code(report.code, places, few),
+        and _limit_utilization(report.device_utilization, listed, is_aggregated),
+        code=report.code and _summarize_code(report.code, places, is_aggregated),
     )
     return _convert_object(source, _list_document_keys(), document_base.MAX_TEXT_CHARACTERS)
 
 
-def _limit_finding(finding: Finding, few: bool) -> _Changed:
-    """Limit the lines of a finding, and with `few` its culprits; the rest of these is summed."""
-    if not few or len(finding.culprits) <= aggregate.MAX_LISTED_CULPRITS:
-        kept, left_out = finding.culprits, None
+def _limit_finding(finding: Finding, is_aggregated: bool) -> _Changed:
+    """Limit the lines of a finding, and with `is_aggregated` its culprits; sum the others."""
+    if not is_aggregated or len(finding.culprits) <= aggregate.MAX_LISTED_CULPRITS:
+        listed, left_out = finding.culprits, None
     else:
-        kept = finding.culprits[: aggregate.MAX_LISTED_CULPRITS]
+        listed = finding.culprits[: aggregate.MAX_LISTED_CULPRITS]
         left_out = document.CulpritSum(*aggregate.sum_culprits(finding))
     lines = finding.lines[: document_base.MAX_LINES]
-    return _Changed(finding, lines=lines, culprits=kept, culprits_left_out=left_out)
+    return _Changed(finding, lines=lines, culprits=listed, culprits_left_out=left_out)
 
 
 def _limit_utilization(
-    utilization: DeviceUtilization, listed: Sequence[RankLedger], few: bool
+    utilization: DeviceUtilization, listed: Sequence[RankLedger], is_aggregated: bool
 ) -> _Changed:
     """Limit the utilization ledgers to listed ranks; the others are summed."""
-    if not few:
+    if not is_aggregated:
         return _Changed(utilization, unlisted=None)
-    kept, others = aggregate.split_utilization(utilization, listed)
-    sums = {name: sum(getattr(rank, name) for rank in others) for name in _UTILIZATION_FIELDS}
-    reasons = aggregate.sum_amounts(rank.reasons for rank in others)
-    unlisted = SimpleNamespace(ranks=len(others), reasons=reasons, **sums) if others else None
-    return _Changed(utilization, ranks=kept, unlisted=unlisted)
+    listed_ranks, other_sums = aggregate.split_utilization(utilization, listed)
+    sums = {name: sum(getattr(rank, name) for rank in other_sums) for name in _UTILIZATION_FIELDS}
+    reasons = aggregate.sum_amounts(rank.reasons for rank in other_sums)
+    unlisted = (
+        SimpleNamespace(ranks=len(other_sums), reasons=reasons, **sums) if other_sums else None
+    )
+    return _Changed(utilization, ranks=listed_ranks, unlisted=unlisted)
 
 
 class _Changed:
@@ -151,10 +153,10 @@ def _list_keys(type_: inspect.Type) -> tuple[_Key, ...]:
     if not isinstance(type_, inspect.StructType | inspect.DataclassType):
         return ()
     keys = []
-    for at, field in enumerate(type_.fields):
+    for index, field in enumerate(type_.fields):
         marks = (field.type.extra or {}) if isinstance(field.type, inspect.Metadata) else {}
         path = marks.get("source", field.name)
-        read = itemgetter(at) if issubclass(type_.cls, document_base.Row) else attrgetter(path)
+        read = itemgetter(index) if issubclass(type_.cls, document_base.Row) else attrgetter(path)
         is_omitted_if_empty = marks.get("omit_if_empty", False)
         limit = marks.get("characters")
         keys.append(_Key(field.name, read, _list_keys(field.type), limit, is_omitted_if_empty))
@@ -194,8 +196,8 @@ def _format_lengths(stats: StepStats) -> tuple[str, ...]:
 def _summarize_history(report: Report, history: History) -> _Changed:
     """Summarize the history over all ranks; indices of ranks become ranks."""
 
-    def get_rank(at: int | None) -> RankLedger | None:
-        return report.ranks[at] if at is not None and 0 <= at < len(report.ranks) else None
+    def get_rank(index: int | None) -> RankLedger | None:
+        return report.ranks[index] if index is not None and 0 <= index < len(report.ranks) else None
 
     longest = sorted(history.waits, key=lambda wait: (-wait.duration_ns, wait.start_ns))
     waits = sorted(longest[: document_base.MAX_WAITS], key=lambda wait: wait.start_ns)
@@ -212,31 +214,33 @@ def _summarize_history(report: Report, history: History) -> _Changed:
             for wait in waits
         ),
         course=detect_trend(report),
-        ended=tuple((get_rank(at), ns) for at, ns in history.ended[:MAX_ENDED_RANKS]),
+        ended=tuple((get_rank(index), ns) for index, ns in history.ended[:MAX_ENDED_RANKS]),
     )
 
 
-def _summarize_code(code: CodeProfile, listed: Sequence[int], few: bool) -> _Changed:
+def _summarize_code(code: CodeProfile, listed: Sequence[int], is_aggregated: bool) -> _Changed:
     """Limit the stacks to the largest, and the places to theirs; the rest is summed.
 
-    listed: places of the listed ranks in `Report.ranks`. With `few`, stacks of other ranks are
-    summed by cause.
+    listed: places of the listed ranks in `Report.ranks`. With `is_aggregated`, stacks of other
+    ranks are summed by cause.
     """
     totals = sum_lines(code)
     shown: tuple[StackTime, ...] = code.stacks
-    others: list[StackTime] = []
-    if few:
+    other_stacks: list[StackTime] = []
+    if is_aggregated:
         at = {place: number for number, place in enumerate(listed)}
         shown = tuple(replace(s, rank=at[s.rank]) for s in code.stacks if s.rank in at)
-        others = _sum_stacks(replace(s, rank=0) for s in code.stacks if s.rank not in at)
-    kept = shown[: document_base.MAX_STACKS]
-    used = sorted({place for stack in kept for place in stack.places[-document_base.MAX_FRAMES :]})
+        other_stacks = _sum_stacks(replace(s, rank=0) for s in code.stacks if s.rank not in at)
+    listed_stacks = shown[: document_base.MAX_STACKS]
+    used = sorted(
+        {place for stack in listed_stacks for place in stack.places[-document_base.MAX_FRAMES :]}
+    )
     number_of = {place: number for number, place in enumerate(used)}
     stacks = [
         _Changed(
             stack, places=tuple(number_of[at] for at in stack.places[-document_base.MAX_FRAMES :])
         )
-        for stack in kept
+        for stack in listed_stacks
     ]
     return _Changed(
         code,
@@ -245,7 +249,7 @@ def _summarize_code(code: CodeProfile, listed: Sequence[int], few: bool) -> _Cha
         places=tuple(code.places[place] for place in used),
         is_library=tuple(code.is_library[place] for place in used),
         stacks=(*stacks, *_sum_stacks(shown[document_base.MAX_STACKS :])),
-        unlisted_stacks=tuple(others),
+        unlisted_stacks=tuple(other_stacks),
     )
 
 
@@ -270,8 +274,8 @@ def _sum_lost_by_cause(history: History) -> tuple[tuple[str, tuple[int, ...]], .
     sums.sort(key=lambda line: (-sum(line[1]), line[0] != WAITING_FOR_RANKS, line[0]))
     if len(sums) <= document_base.MAX_CAUSES:
         return tuple(sums)
-    kept, rest = sums[: document_base.MAX_CAUSES - 1], sums[document_base.MAX_CAUSES - 1 :]
-    return (*kept, (OTHER_CAUSES, _sum_columns([ns for _, ns in rest], history.bin_count)))
+    listed, remaining = sums[: document_base.MAX_CAUSES - 1], sums[document_base.MAX_CAUSES - 1 :]
+    return (*listed, (OTHER_CAUSES, _sum_columns([ns for _, ns in remaining], history.bin_count)))
 
 
 def _sum_columns(rows: list[tuple[int, ...]], bins: int) -> tuple[int, ...]:

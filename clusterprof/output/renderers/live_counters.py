@@ -301,35 +301,35 @@ class LiveSeries:
             self._set_unknown(labels, LOST, node.trouble)
 
     def _add_rank(self, rank: RankPart) -> None:
-        who = self._label_rank(rank)
+        labels = self._label_rank(rank)
         for state, name in _STATES.items():
-            self._count(OBSERVED, (*who, ("state", state)), getattr(rank, name))
+            self._count(OBSERVED, (*labels, ("state", state)), getattr(rank, name))
         for cause, ns in rank.lost.items():
-            self._count(LOST, (*who, ("cause", shorten_label(cause))), ns)
-        self._count(STEPS, who, rank.steps)
-        if dict(who)["gpu"] == OTHER:
+            self._count(LOST, (*labels, ("cause", shorten_label(cause))), ns)
+        self._count(STEPS, labels, rank.steps)
+        if dict(labels)["gpu"] == OTHER:
             return  # a latest value of several ranks would mean nothing
-        node = who[:2]
+        node = labels[:2]
         observed_ns = sum(getattr(rank, name) for name in _STATES.values())
         if observed_ns:
-            self._set(COVERAGE, who, 1 - rank.unmeasured_ns / observed_ns)
+            self._set(COVERAGE, labels, 1 - rank.unmeasured_ns / observed_ns)
         for described, name, divisor, why in _RANK_GAUGES:
             value = None if rank.status is None else getattr(rank.status, name)
             if value is None:
                 self._set_unknown(node, described, why)
             else:
-                self._set(described, who, value / divisor)
+                self._set(described, labels, value / divisor)
 
     def _label_rank(self, rank: RankPart) -> Labels:
         """Return the labels of a rank; those beyond MAX_RANKS share theirs."""
-        who = self._label(
+        labels = self._label(
             node=rank.node, gpu=rank.device, rank="" if rank.rank is None else str(rank.rank)
         )
-        if who not in self._ranks:
+        if labels not in self._ranks:
             if len(self._ranks) >= MAX_RANKS:
                 return self._label(node=rank.node, gpu=OTHER, rank="")
-            self._ranks[who] = None
-        return who
+            self._ranks[labels] = None
+        return labels
 
     # --- a job -----------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class LiveSeries:
         observed_ns = sum(getattr(rank, name) for rank in part.ranks for name in _STATES.values())
         unmeasured_ns = sum(rank.unmeasured_ns for rank in part.ranks)
         settled = [node.settled_at_ns for node in part.nodes if node.state == "recording"]
-        known = [t_ns for t_ns in settled if t_ns is not None]
+        settled_ns = [t_ns for t_ns in settled if t_ns is not None]
         values: tuple[tuple[FamilyDescription, float | None, str], ...] = (
             (JOB_STEP, steps[len(steps) // 2] / SECOND_NS if steps else None, "no step ended"),
             (JOB_SINCE_STEP, max(since) / SECOND_NS if since else None, "no step has ended yet"),
@@ -369,7 +369,11 @@ class LiveSeries:
                 1 - unmeasured_ns / observed_ns if observed_ns else None,
                 "nothing was settled in the latest time",
             ),
-            (JOB_SETTLED, min(known) / SECOND_NS if known else None, "no recorder writes"),
+            (
+                JOB_SETTLED,
+                min(settled_ns) / SECOND_NS if settled_ns else None,
+                "no recorder writes",
+            ),
         )
         for described, value, why in values:
             if value is None:

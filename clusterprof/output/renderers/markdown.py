@@ -133,9 +133,9 @@ class Markdown:
         yield from ("", "Time that each rank lost, and time that it caused:", "")
         yield f"| rank | | {' | '.join(md(cause) for cause in cause_matrix.causes)} | all |"
         yield "|---|---|" + "---:|" * (len(cause_matrix.causes) + 1)
-        for at, line in enumerate(cause_matrix.lines):
+        for index, line in enumerate(cause_matrix.lines):
             name = f"{line.label}, {md(line.node)}"
-            if cause_matrix.rest and at == len(cause_matrix.lines) - 1:
+            if cause_matrix.rest and index == len(cause_matrix.lines) - 1:
                 name = f"… {cause_matrix.rest}"
             yield f"| {name} | lost | {' | '.join(map(format_cell, line.victim_ns))} |"
             yield f"| | caused | {' | '.join(map(format_cell, line.culprit_ns))} |"
@@ -200,8 +200,8 @@ def _render_causes(report: Report) -> Iterator[str]:
         yield from ("", f"**Do next:** {md(advice.describe_first_step(findings[0]), 600)}")
         for text in advice.list_withheld_advice(findings[0]):
             yield from ("", f"{md(text, 600)}.")
-        if more := wording.explain_extra_savings(findings[0]):
-            yield from ("", f"Fixing it saves {md(more, 600)}.")
+        if extra_savings := wording.explain_extra_savings(findings[0]):
+            yield from ("", f"Fixing it saves {md(extra_savings, 600)}.")
         if evidence:
             yield from ("", f"Seen: {md(evidence, 600)}")
     trend_text = trend.detect_trend(report)
@@ -217,8 +217,8 @@ def _render_lines(report: Report) -> Iterator[str]:
         rows = code.list_line_rows(finding, names, code.MAX_SHOWN_LINES)
         if rows:
             title = f"By line of code: {escape_text(finding.cause.id, 60)}"
-            rest = code.describe_lines_rest(finding, len(rows))
-            yield from _render_table(TextTable(title, code.LINE_HEADS, tuple(rows), 2, rest))
+            remainder = code.describe_lines_rest(finding, len(rows))
+            yield from _render_table(TextTable(title, code.LINE_HEADS, tuple(rows), 2, remainder))
 
 
 def _render_table(table: TextTable) -> Iterator[str]:

@@ -344,7 +344,7 @@ def _merge_points(description: FamilyDescription, points: Iterable[Point]) -> tu
 
 def _add_ledger_points(report: Report, points: Points) -> None:
     for rank in report.ranks:
-        who = _get_rank_labels(rank)
+        labels = _get_rank_labels(rank)
         states = {
             "productive": rank.productive_ns,
             "lost": rank.lost_ns,
@@ -352,15 +352,15 @@ def _add_ledger_points(report: Report, points: Points) -> None:
             "unmeasured": rank.unmeasured_ns,
         }
         for state, ns in states.items():
-            points[OBSERVED].append(_make_point(ns / SECOND_NS, state=state, **who))
+            points[OBSERVED].append(_make_point(ns / SECOND_NS, state=state, **labels))
         for description, buckets in (
             (LOST, rank.buckets),
             (CAUSED, rank.caused),
             (OUTSIDE, rank.outside_buckets),
         ):
             for cause, ns in buckets:
-                points[description].append(_make_point(ns / SECOND_NS, cause=cause, **who))
-        points[STEPS].append(_make_point(rank.steps, **who))
+                points[description].append(_make_point(ns / SECOND_NS, cause=cause, **labels))
+        points[STEPS].append(_make_point(rank.steps, **labels))
     windows: dict[tuple[tuple[str, str], ...], tuple[int, int]] = {}
     for rank in report.ranks:
         key = tuple(_get_rank_labels(rank).items())

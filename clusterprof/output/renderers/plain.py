@@ -141,8 +141,8 @@ class Plain:
             yield f"Note: {escape_text(note, 600)}"
 
     def _ledger(self, report: Report) -> Iterator[str]:
-        most = self._most_ranks if len(report.ranks) <= self._most_ranks else _RANKS_WHEN_MANY
-        columns = build_ledger_columns(report, most)
+        max_ranks = self._most_ranks if len(report.ranks) <= self._most_ranks else _RANKS_WHEN_MANY
+        columns = build_ledger_columns(report, max_ranks)
         rows = build_ledger_rows(columns)
         for index, column in enumerate(columns):
             rank, about = column.rank, ""
@@ -155,7 +155,7 @@ class Plain:
             yield f"Ledger of {column.heading}{about}, in seconds:"
             for row in rows:
                 yield f"  {'  ' * row.depth}{row.label}: {format_exact_seconds(row.ns[index])}"
-        hidden = len(report.ranks) - most
+        hidden = len(report.ranks) - max_ranks
         if hidden > 0:
             options = name_full_list(report)
             yield f"Ledger: {hidden:,} ranks that lost less are omitted; {options} lists them all."
@@ -165,9 +165,11 @@ def _render_finding(
     number: int, finding: Finding, in_step_ns: int, names: code.FileNames
 ) -> Iterator[str]:
     yield f"Cause {number}: {escape_text(finding.cause.id)}: {wording.format_title(finding)}"
-    whole = "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
+    period = (
+        "the recorded time, outside steps" if finding.outside_steps else "the time inside steps"
+    )
     part = format_quantity(finding.share_ratio, "ratio")
-    yield f"  Lost: {wording.format_lost_time(finding)}, {part} of {whole}"
+    yield f"  Lost: {wording.format_lost_time(finding)}, {part} of {period}"
     yield f"  Certainty: {wording.describe_confidence(finding)}"
     yield f"  Fixing only this saves: {wording.describe_savings(finding)}"
     if finding.culprits:
@@ -187,9 +189,9 @@ def _render_finding(
         amount = format_quantity(code_line.lost_ns, "ns")
         text = code.describe_line_in_full(code_line, names)
         yield f"  Line: {text}: {code.format_line_share(code_line)}, {amount}"
-    rest = code.describe_lines_rest(finding, min(len(finding.lines), code.MAX_SHOWN_LINES))
-    if rest:
-        yield f"  Lines: {rest}"
+    remainder = code.describe_lines_rest(finding, min(len(finding.lines), code.MAX_SHOWN_LINES))
+    if remainder:
+        yield f"  Lines: {remainder}"
     yield f"  Advice: {advice.describe_first_step(finding)}"
     for label, text in (
         ("Change", advice.get_first_change(finding)),
@@ -254,10 +256,10 @@ def _render_recording(report: Report) -> Iterator[str]:
 
 def _render_matrix(report: Report) -> Iterator[str]:
     cause_matrix = build_cause_matrix(report, _MAX_MATRIX_ROWS, _MAX_MATRIX_CAUSES)
-    for at, line in enumerate(cause_matrix.lines if cause_matrix else ()):
-        many = "rank" if line.ranks == 1 else "ranks"
-        name = f"{many} {line.label} of {escape_text(line.node)}"
-        if cause_matrix and cause_matrix.rest and at == len(cause_matrix.lines) - 1:
+    for index, line in enumerate(cause_matrix.lines if cause_matrix else ()):
+        noun = "rank" if line.ranks == 1 else "ranks"
+        name = f"{noun} {line.label} of {escape_text(line.node)}"
+        if cause_matrix and cause_matrix.rest and index == len(cause_matrix.lines) - 1:
             name = cause_matrix.rest
         for word, ns in (("lost", line.victim_ns), ("caused", line.culprit_ns)):
             causes = zip(cause_matrix.causes if cause_matrix else (), ns)

@@ -138,9 +138,14 @@ class Terminal:
         pointer = self._draw(indent(make_line(self._pointer(report), "dim")))
         draw_summary = cache(lambda *wanted: self._draw(*self._summary(report, *wanted)))
         draw_causes = cache(lambda *wanted: list(self._causes(report, *wanted)))
-        for shown, lines_each, most, extras in _DENSITIES:
+        for shown, lines_each, max_lines, extras in _DENSITIES:
             blank = [Text()] if "b" in extras else []
-            head = [*above, *blank, *draw_summary(most, "s" in extras, "o" in extras), *warnings]
+            head = [
+                *above,
+                *blank,
+                *draw_summary(max_lines, "s" in extras, "o" in extras),
+                *warnings,
+            ]
             if report.in_step_ns:
                 head += [*blank, *bars, *([Text()] if "t" in extras else [])]
                 head += draw_causes(shown, lines_each)
@@ -154,8 +159,8 @@ class Terminal:
 
     def _masthead(self, report: Report) -> Iterator[RenderableType]:
         """Yield the title and, in at most two lines, the nodes."""
-        left = f"clusterprof  {escape_text(report.title)}"
-        yield make_masthead(left, summary.describe_scope(report), self._width)
+        title = f"clusterprof  {escape_text(report.title)}"
+        yield make_masthead(title, summary.describe_scope(report), self._width)
         yield indent(Prose(summary.describe_nodes(report), "dim", 2), right=0)
 
     def _answers(self, report: Report) -> Iterator[RenderableType]:
@@ -204,19 +209,21 @@ class Terminal:
         if len(bins) < 2:
             yield from self._bar(report)
             return
-        each = max(room // len(bins), 1)
-        busy, lost = ("".join(bar * each for bar in line) for line in trend.draw_sparklines(bins))
+        bin_columns = max(room // len(bins), 1)
+        busy, lost = (
+            "".join(bar * bin_columns for bar in line) for line in trend.draw_sparklines(bins)
+        )
         last_ns = bins[-1].end_ns
         begin, end = (trend.format_time_in_run(ns, last_ns) for ns in (bins[0].start_ns, last_ns))
-        left = len(busy) - count_columns(begin) - count_columns(end)
+        spare_columns = len(busy) - count_columns(begin) - count_columns(end)
         captions = trend.list_bar_captions(report, bins)
-        middle = next((text for text in captions if count_columns(text) + 4 <= left), "")
+        middle = next((text for text in captions if count_columns(text) + 4 <= spare_columns), "")
         grid = Grid.grid(padding=(0, 1, 0, 0))
         grid.add_column(style="dim", width=_LABEL_COLUMNS - 2)
         label, style = ("rest", "dim") if wording.is_unbounded(report) else ("busy", "good")
         grid.add_row(label, make_line(busy, style))
         grid.add_row("lost", make_line(lost, "bad"))
-        grid.add_row("", make_line(f"{begin}{middle.center(left)}{end}", "dim"))
+        grid.add_row("", make_line(f"{begin}{middle.center(spare_columns)}{end}", "dim"))
         yield indent(grid)
 
     def _bar(self, report: Report) -> Iterator[RenderableType]:
@@ -247,13 +254,17 @@ class Terminal:
             # The summary already describes the first cause.
             is_known = number == 1 and report.main_cause is not None
             explanations.append(_explain_cause(number, finding, lines_each > 1 and not is_known))
-        rest = [finding.lost_ns for finding in findings[shown:]]
-        rest += [ns for _, ns in wording.list_small_causes(report)]
+        small_ns = [finding.lost_ns for finding in findings[shown:]]
+        small_ns += [ns for _, ns in wording.list_small_causes(report)]
         for mark, label, ns in (
-            ("+", f"{len(rest)} more {'cause' if len(rest) == 1 else 'causes'}, below", sum(rest)),
+            (
+                "+",
+                f"{len(small_ns)} more {'cause' if len(small_ns) == 1 else 'causes'}, below",
+                sum(small_ns),
+            ),
             ("?", "unattributed", report.unattributed_ns),
         ):
-            if mark == "+" and not rest:
+            if mark == "+" and not small_ns:
                 continue
             at_most = "≤ " if wording.is_upper_bound(report) and ns else ""
             part = wording.format_share(ns, report.in_step_ns)
@@ -281,9 +292,9 @@ class Terminal:
         ]
         evidence = evidence[:_MAX_EVIDENCE]
         for items in range(len(evidence), 1, -1):
-            seen = "; ".join(wording.format_evidence(item) for item in evidence[:items])
-            if len(wrap_text(seen, self._width - _SUMMARY_COLUMNS - 1)) <= most:
-                return seen
+            shown_evidence = "; ".join(wording.format_evidence(item) for item in evidence[:items])
+            if len(wrap_text(shown_evidence, self._width - _SUMMARY_COLUMNS - 1)) <= most:
+                return shown_evidence
         return wording.format_evidence(evidence[0]) if evidence else ""
 
     def _pointer(self, report: Report) -> str:
@@ -294,15 +305,19 @@ class Terminal:
         hidden = f"{count}, listed below." if gaps else "Not seen: no known gaps."
         if not findings:
             return hidden
-        more = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"
+        hint = f"More: clusterprof explain {escape_text(findings[0].cause.id, 60)}"
         short = f"{count}." if gaps else hidden
-        candidates = (f"{hidden}  {more}", f"{short}  {more}")  # a command is never cut
+        candidates = (f"{hidden}  {hint}", f"{short}  {hint}")  # a command is never cut
         return next((text for text in candidates if count_columns(text) <= self._width - 2), hidden)
 
 
 def _explain_cause(number: int, finding: Finding, in_full: bool) -> list[str]:
     """Explain a cause in lines below its row; the summary has the savings of the first."""
     savings = wording.explain_extra_savings(finding) if number > 1 else ""
-    who = culprits.format_culprits(finding, 2) if in_full else ""
-    about = f"{wording.format_title(finding)}{f': {who}' if who else ''}" if in_full else ""
+    culprit_names = culprits.format_culprits(finding, 2) if in_full else ""
+    about = (
+        f"{wording.format_title(finding)}{f': {culprit_names}' if culprit_names else ''}"
+        if in_full
+        else ""
+    )
     return [text for text in (savings, about) if text]

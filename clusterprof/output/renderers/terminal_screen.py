@@ -41,11 +41,11 @@ def draw_screen(
 ) -> list[Text]:
     """Draw the first screen in lines of at most `width` columns."""
     lines: list[Text] = []
-    for most, blank in _DENSITIES:
+    for max_lines, blank in _DENSITIES:
         gap = [Text()] if blank else []
         parts = [
             _draw_head(screen, width, answers, nodes),
-            draw_lines(Group(*_draw_rows(screen.rows, width, most)), width),
+            draw_lines(Group(*_draw_rows(screen.rows, width, max_lines)), width),
             draw_lines(Group(*_draw_causes(screen, width)), width),
             draw_lines(Group(*_draw_trend(screen, width)), width),
             draw_lines(Group(*_draw_pointers(screen, width)), width),
@@ -66,17 +66,17 @@ def _draw_head(screen: FirstScreen, width: int, answers: Sequence[str], nodes: s
     return draw_lines(Group(*parts), width)
 
 
-def _draw_rows(rows: Sequence[ScreenRow], width: int, most: int) -> Iterator[RenderableType]:
+def _draw_rows(rows: Sequence[ScreenRow], width: int, max_lines: int) -> Iterator[RenderableType]:
     room = width - LABEL_COLUMNS - 1
     shown: list[tuple[str, RenderableType]] = []
     for row in rows:
         if row.change is not None:
             wrapped = advice.wrap_change(row.change, room)
-            kept = advice.limit_lines(wrapped, max(most, 2), room)
-            shown.append(("", Text("\n".join(line.text for line in kept))))
+            limited = advice.limit_lines(wrapped, max(max_lines, 2), room)
+            shown.append(("", Text("\n".join(line.text for line in limited))))
         else:
             style = "bold" if row.label in _BOLD_LABELS else ""
-            shown.append((row.label, Prose(row.text, style, most)))
+            shown.append((row.label, Prose(row.text, style, max_lines)))
     yield render_labeled(shown, 1, LABEL_COLUMNS - 2, right=1, label_style="heading")
 
 
@@ -109,13 +109,13 @@ def _draw_trend(screen: FirstScreen, width: int) -> Iterator[RenderableType]:
     lost = "".join(bar * max(room // len(bins), 1) for bar in lost)
     last_ns = bins[-1].end_ns
     begin, end = (trend.format_time_in_run(ns, last_ns) for ns in (bins[0].start_ns, last_ns))
-    left = len(lost) - count_columns(begin) - count_columns(end)
+    spare_columns = len(lost) - count_columns(begin) - count_columns(end)
     middles = (f"{screen.trend} {_BAR_SCALE}".strip(), screen.trend, "")
-    middle = next(text for text in middles if count_columns(text) + 4 <= max(left, 4))
+    middle = next(text for text in middles if count_columns(text) + 4 <= max(spare_columns, 4))
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=_TREND_LABEL_COLUMNS - 2)
     grid.add_row("lost", make_line(lost, "bad"))
-    grid.add_row("", make_line(f"{begin}{middle.center(max(left, 1))}{end}", "dim"))
+    grid.add_row("", make_line(f"{begin}{middle.center(max(spare_columns, 1))}{end}", "dim"))
     yield indent(grid)
 
 

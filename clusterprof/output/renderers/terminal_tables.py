@@ -131,17 +131,17 @@ def make_grid(
     """
     sizes = [max(map(count_columns, cells)) for cells in zip(heads, *rows)]
     least = [min(size, _MIN_TEXT_COLUMNS) if i in texts else size for i, size in enumerate(sizes)]
-    kept = list(range(len(heads)))
+    columns_shown = list(range(len(heads)))
     for i in droppable:
-        if sum(least[k] + gap for k in kept) - gap <= width:
+        if sum(least[k] + gap for k in columns_shown) - gap <= width:
             break
-        kept.remove(i)
+        columns_shown.remove(i)
     grid = Grid(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="heading")
-    for i in kept:
+    for i in columns_shown:
         justify: JustifyMethod = "left" if i in texts else "right"
         grid.add_column(make_line(heads[i]), justify=justify, no_wrap=i not in texts)
     # A column is one text of many lines: rich draws these much faster than as many cells.
-    grid.add_row(*(make_line("\n".join(row[i] for row in rows)) for i in kept))
+    grid.add_row(*(make_line("\n".join(row[i] for row in rows)) for i in columns_shown))
     return grid
 
 
@@ -287,10 +287,10 @@ def _list_fields(
     report: Report, finding: Finding, width: int, names: code.FileNames
 ) -> Iterator[tuple[str, RenderableType]]:
     """Yield label and text of what is known about a cause."""
-    whole = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
+    period = "the recorded time, outside steps" if finding.outside_steps else "the time in steps"
     size = (
         f"{wording.format_lost_time(finding)},"
-        f" {format_quantity(finding.share_ratio, 'ratio')} of {whole}"
+        f" {format_quantity(finding.share_ratio, 'ratio')} of {period}"
     )
     caused = culprits.describe_caused_loss(finding, _MAX_CULPRITS, report.in_step_ns)
     fields = [
@@ -334,9 +334,9 @@ def _render_lines(
         text = Prose(code.describe_line_in_full(line, names))
         grid.add_row(make_line(code.format_line_share(line)), *amounts, text)
     yield "lines", grid
-    rest = code.describe_lines_rest(finding, len(lines))
-    if rest:
-        yield "", Prose(rest)
+    remainder = code.describe_lines_rest(finding, len(lines))
+    if remainder:
+        yield "", Prose(remainder)
 
 
 def _render_matrix(report: Report, width: int) -> Iterator[RenderableType]:
@@ -434,16 +434,16 @@ def _render_coverage_gaps(report: Report) -> Iterator[RenderableType]:
 
 
 def _render_metrics(report: Report, width: int) -> Iterator[RenderableType]:
-    known, unknown = [], dict[str, list[str]]()
+    known_rows, unknown = [], dict[str, list[str]]()
     for metric in report.metrics:
         name = escape_text(metric.name, 60)
         if metric.value is None:
             unknown.setdefault(metric.why_missing, []).append(name)
             continue
         bound = "" if metric.bound == "exact" else f"{metric.bound} "
-        known.append((name, bound + format_quantity(metric.value, metric.unit)))
-    if known:
-        grid = make_grid(("", ""), known, (0, 1), width - 2)
+        known_rows.append((name, bound + format_quantity(metric.value, metric.unit)))
+    if known_rows:
+        grid = make_grid(("", ""), known_rows, (0, 1), width - 2)
         grid.show_header = False
         yield indent(grid)
     yield from _render_items(

@@ -91,8 +91,8 @@ def build_rows(live: LiveView, by_node: bool, sort: str) -> list[LiveRow]:
 
 def count_rank_rows(live: LiveView) -> int:
     """Count the rows of the view by rank."""
-    seen = {rank.node_key for rank in live.ranks.values()}
-    return len(live.report.ranks) + sum(node.key not in seen for node in live.nodes)
+    node_keys = {rank.node_key for rank in live.ranks.values()}
+    return len(live.report.ranks) + sum(node.key not in node_keys for node in live.nodes)
 
 
 def describe_recorder_state(node: NodeStatus, short: bool = False) -> str:
@@ -163,10 +163,10 @@ def _find_late_ranks(live: LiveView) -> set[tuple[str, int | None]]:
     ]
     late_findings = halted or [finding for finding in findings if not finding.outside_steps][:1]
     return {
-        (who.node, who.rank)
+        (culprit.node, culprit.rank)
         for finding in late_findings
-        for who in select_main_culprits(finding)[:_MAX_LATE_RANKS]
-        if finding.outside_steps or who.others_ns
+        for culprit in select_main_culprits(finding)[:_MAX_LATE_RANKS]
+        if finding.outside_steps or culprit.others_ns
     }
 
 
@@ -200,8 +200,8 @@ def _describe_main_loss(
 
 
 def _compute_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    measured = [value for value in values if value is not None]
+    return fmean(measured) if measured else None
 
 
 def _make_descending_key(
@@ -229,15 +229,15 @@ _SORT_FUNCTIONS: dict[str, Callable[[LiveRow], tuple[object, ...]]] = {
 }
 
 
-def describe_recorder_nodes(nodes: Sequence[NodeStatus], most: int) -> str:
-    """Describe at most `most` nodes and the state of their recorders."""
+def describe_recorder_nodes(nodes: Sequence[NodeStatus], max_names: int) -> str:
+    """Describe at most `max_names` nodes and the state of their recorders."""
     states = [
         f"{escape_text(node.name, _MAX_NAME_CHARACTERS)} {describe_recorder_state(node)}"
         + (f" ({escape_text(node.why, 80)})" if node.why else "")
-        for node in nodes[:most]
+        for node in nodes[:max_names]
     ]
-    rest = len(nodes) - most
-    return ", ".join([*states, f"{rest:,} more"] if rest > 0 else states)
+    hidden_count = len(nodes) - max_names
+    return ", ".join([*states, f"{hidden_count:,} more"] if hidden_count > 0 else states)
 
 
 MIN_WIDTH = 40
@@ -279,8 +279,8 @@ def draw_screen_lines(live: LiveView, view: View, foot: str = "") -> list[Text]:
         shown = shown[: room - 1]
     lines = [*head, Text(), *_draw_table(shown, by_node, width)]
     if len(rows) > room:
-        what = "nodes" if by_node else "ranks"
-        position = f"{first + 1}-{first + len(shown)} of {len(rows):,} {what}"
+        noun = "nodes" if by_node else "ranks"
+        position = f"{first + 1}-{first + len(shown)} of {len(rows):,} {noun}"
         lines.append(_make_remark(position, width))
     if any(row.is_late for row in shown) and len(lines) + len(foot_lines) + 1 < view.height:
         lines += [Text(), _make_remark(_LATE_LEGEND, width)]
@@ -294,9 +294,9 @@ def _make_remark(text: str, width: int) -> Text:
 
 
 def _describe_head(live: LiveView, width: int) -> Iterator[RenderableType]:
-    left = f"clusterprof top  {escape_text(live.title)}"
+    title = f"clusterprof top  {escape_text(live.title)}"
     right = f"{describe_live_scope(live)}, last {format_duration(live.window_ns)}"
-    yield make_masthead(left, right, width)
+    yield make_masthead(title, right, width)
     yield indent(Prose(describe_live_verdict(live), "bold", 3))
     if live.report.in_step_ns:
         yield indent(make_line(describe_levels(live)), right=0)
@@ -310,8 +310,8 @@ def describe_live_verdict(live: LiveView) -> str:
     report = live.report
     for finding in report.findings:
         if finding.outside_steps and finding.cause.family != "startup":
-            who = culprits.format_culprits(finding, 2)
-            by = f", by {who}" if who else ""
+            culprit_names = culprits.format_culprits(finding, 2)
+            by = f", by {culprit_names}" if culprit_names else ""
             return f"{escape_text(finding.cause.id, 60)}: {wording.format_title(finding)}{by}."
     if not live.nodes or all(node.age_ns is None for node in live.nodes):
         return "Nothing has been recorded yet."
@@ -404,9 +404,9 @@ def describe_levels(live: LiveView) -> str:
 def _fit_parts(parts: Sequence[str], before: str, width: int) -> str:
     """Join as many parts as a line holds, followed by the number of the others."""
     for shown in range(len(parts), 0, -1):
-        rest = len(parts) - shown
-        more = [f"{rest} more"] if rest else []
-        line = before + ", ".join([*parts[:shown], *more])
+        hidden_count = len(parts) - shown
+        suffix = [f"{hidden_count} more"] if hidden_count else []
+        line = before + ", ".join([*parts[:shown], *suffix])
         if count_columns(line) <= width:
             return line
     return before + parts[0]
@@ -505,9 +505,9 @@ def describe_screen(live: LiveView, sort: str = "lost", by: str = "auto") -> str
 
 
 def _describe_row(row: LiveRow, by_node: bool) -> str:
-    who = f"{row.node}, {row.ranks} ranks" if by_node else f"{row.node} rank {row.ranks}"
+    name = f"{row.node}, {row.ranks} ranks" if by_node else f"{row.node} rank {row.ranks}"
     if row.ranks == "-":
-        who = row.node
+        name = row.node
     parts = [f"on {row.device}"] if row.device else []
     if row.busy_ratio is not None:
         parts.append(f"busy {format_quantity(row.busy_ratio, 'ratio')}")
@@ -521,4 +521,4 @@ def _describe_row(row: LiveRow, by_node: bool) -> str:
         parts.append(row.lost_to)
     if row.caused_ns is not None:
         parts.append(f"caused {format_quantity(row.caused_ns, 'ns')}")
-    return f"{who}: {', '.join([*parts, f'recorder {row.recorder}'])}"
+    return f"{name}: {', '.join([*parts, f'recorder {row.recorder}'])}"

@@ -72,10 +72,12 @@ def test_a_crashing_collector_is_reported_as_a_clusterprof_bug(error: BaseExcept
     ("why", "owner"),
     [
         (Unavailable("absent", "no NFS is mounted"), "impossible here"),
-        (Unavailable("absent", "missing", "pip install nvidia-ml-py"), "you"),
+        (Unavailable("absent", "missing", "pip install nvidia-ml-py", True), "you"),
         (Unavailable("absent", "no PSI", "boot with psi=1"), "cluster admin"),
+        # The field counts, not the words: this option is one of the kernel's.
+        (Unavailable("absent", "no PSI", "set psi=1 at boot"), "cluster admin"),
         (Unavailable("denied", "hidden", "mount /proc without hidepid"), "cluster admin"),
-        (Unavailable("failed", "broken", "report this as a bug"), "you"),
+        (Unavailable("failed", "broken", "report this as a bug", True), "you"),
     ],
 )
 def test_the_owner_of_a_remedy_is_identified(why: Unavailable, owner: str) -> None:

@@ -8,7 +8,7 @@ from clusterprof.agent.isolation.collector import RemoteDevice
 from clusterprof.agent.isolation.helper import _list_changes
 from clusterprof.errors import Unavailable
 
-WHY = Unavailable("failed", "no answer", "wait")
+WHY = Unavailable("failed", "no answer", "wait", True)
 
 
 def remote() -> RemoteDevice:
@@ -18,7 +18,8 @@ def remote() -> RemoteDevice:
 
 
 def test_only_changed_values_are_reported() -> None:
-    assert _list_changes([], [1, 0.5, WHY]) == [0, 1, 1, 0.5, 2, ["failed", "no answer", "wait"]]
+    encoded = ["failed", "no answer", "wait", True]
+    assert _list_changes([], [1, 0.5, WHY]) == [0, 1, 1, 0.5, 2, encoded]
     assert _list_changes([1, 0.5, WHY], [1, 0.5, WHY]) == []
     assert _list_changes([1, 0.5, WHY], [1, 0.75, 3]) == [1, 0.75, 2, 3]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from clusterprof.analysis.advice.base import format_code_location, strip_command_marks
+from clusterprof.analysis.advice.base import format_line_in_function, strip_command_marks
 from clusterprof.analysis.advice.code_lines import (
     KNOWN_CALLS,
     KnownCall,
@@ -298,9 +298,9 @@ def test_the_culprit_rank_is_named_before_the_line() -> None:
 
 
 def test_a_place_is_formatted_as_file_line_and_function() -> None:
-    assert format_code_location(CodeLocation("/job/data.py", 42, "f")) == "data.py:42 in f"
-    assert format_code_location(CodeLocation("/job/data.py", 0, "f")) == "f in data.py"
-    assert format_code_location(CodeLocation("<nvtx>", 0, "forward")) == "forward"
+    assert format_line_in_function(CodeLocation("/job/data.py", 42, "f")) == "data.py:42 in f"
+    assert format_line_in_function(CodeLocation("/job/data.py", 0, "f")) == "f in data.py"
+    assert format_line_in_function(CodeLocation("<nvtx>", 0, "forward")) == "forward"
 
 
 @pytest.mark.parametrize("call", KNOWN_CALLS, ids=lambda call: call.id)

@@ -31,7 +31,7 @@ from clusterprof.analysis.timeline.model import (
     Rank,
 )
 from clusterprof.analysis.timeline.spans import StackSamples
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
 from clusterprof.report.model import UNKNOWN_RESOURCE, ResourceFacts
@@ -63,7 +63,7 @@ def rest():
 POLL_LINE, SLEEP_LINE = 5, 8
 
 
-def stack_table(file: str) -> StackTable:
+def stack_table(file: str) -> StackTree:
     places = (
         CodeLocation("/job/train.py", 1, "main"),
         CodeLocation("/job/train.py", 2, "ask"),
@@ -73,7 +73,7 @@ def stack_table(file: str) -> StackTable:
         CodeLocation("/usr/lib/python3.11/multiprocessing/queues.py", 2, "Queue.put"),
         CodeLocation("/usr/lib/python3.11/multiprocessing/pool.py", 1, "IMapIterator.next"),
     )
-    return StackTable(places, np.array([0, 0, *[1] * 6]), np.array([-1, 0, 1, 2, 3, 4, 5, 6]))
+    return StackTree(places, np.array([0, 0, *[1] * 6]), np.array([-1, 0, 1, 2, 3, 4, 5, 6]))
 
 
 def sample_stacks(stack: int, state: str) -> StackSamples:
@@ -138,7 +138,7 @@ def test_a_poll_names_the_only_process_that_was_active(source: str) -> None:
     # Asleep for 9 of 10 s in a loop that polls. The child computes for 9 s and rests for one:
     # 0.9 x 0.9 of the lost time.
     work = find_alone(job(POLLS, helper("U9 I1"), stack=POLL, file=source, node=LATER))
-    assert (work.place, work.resource) == (TIMER, "process python pid 201")
+    assert (work.wait_reason, work.resource) == (TIMER, "process python pid 201")
     assert (work.takes_output, work.is_sure) == (False, True)
     np.testing.assert_allclose(work.share, [0.9])
     np.testing.assert_allclose(work.active_share, [0.81])
@@ -215,7 +215,7 @@ def test_a_server_active_during_requests_is_named(serving: str, named: bool) -> 
     works = find_awaited_work(job(REQUESTS, helper(serving, parent=1)), pieces())
     assert bool(works) == named
     if named:
-        assert (works[0].place, works[0].is_sure) == (CONNECTION, True)
+        assert (works[0].wait_reason, works[0].is_sure) == (CONNECTION, True)
         np.testing.assert_allclose(works[0].share, [0.8])
         # 8 of 10 s on a CPU, all of them in waits: 0.8 / 0.8 of these
         np.testing.assert_allclose(works[0].active_share, [0.8], atol=0.02)
@@ -229,7 +229,7 @@ def test_a_server_is_local_without_connections_to_other_machines() -> None:
 
 def test_a_full_queue_names_its_consumer_process() -> None:
     work = find_alone(job("U1 L9", helper("U10"), stack=PUT))
-    assert (work.place, work.takes_output, work.pids) == (LOCK, True, (201,))
+    assert (work.wait_reason, work.takes_output, work.pids) == (LOCK, True, (201,))
     timeline = job("U1 L9", helper("U6 R4"), stack=PUT)
     breakdown = compute_data_wait_breakdown(timeline, pieces())
     got = EvalHost().claim(timeline, pieces(), breakdown, EvalHost.Limits())
@@ -267,7 +267,7 @@ def test_waits_without_a_sleep_place_are_identified_by_call() -> None:
     # 4 of 10 s asleep in questions to a manager process, which computes for half of all time
     hidden: dict[str, Any] = {"denied": ("wchan",)}
     work = find_alone(job("U6 I4", helper("U1 I5 U4"), stack=GET, **hidden))
-    assert (work.place, work.pids) == (LOCK, (201,))
+    assert (work.wait_reason, work.pids) == (LOCK, (201,))
     np.testing.assert_allclose(work.share, [0.4])
     assert find_awaited_work(job("U6 I4", helper("U10"), stack=OUTSIDE, **hidden), pieces()) == ()
 
@@ -299,7 +299,7 @@ def test_other_ranks_and_their_processes_are_not_awaited(source: str) -> None:
 def test_a_poll_loop_without_pause_is_a_busy_wait(source: str) -> None:
     timeline = job("U10", helper("U10"), stack=POLL, state="R", file=source, node=LATER)
     work = find_alone(timeline)
-    assert work.place == BUSY
+    assert work.wait_reason == BUSY
     np.testing.assert_allclose(work.active_share, [1.0])
 
 

@@ -17,7 +17,7 @@ from clusterprof.analysis.attribution.taxonomy import CAUSES
 from clusterprof.analysis.cross_rank.wait_totals import CulpritTotals
 from clusterprof.analysis.findings import code as code_module
 from clusterprof.analysis.findings.code import build_code
-from clusterprof.analysis.timeline.stacks import StackInterner, StackTable
+from clusterprof.analysis.timeline.stacks import StackInterner, StackTree
 from clusterprof.output.renderers.text.code import describe_line
 from clusterprof.report.code import CodeLocation, CodeProfile, StackTime
 from clusterprof.report.model import Finding
@@ -30,7 +30,7 @@ RESIZE = CodeLocation("/lib/python3.11/site-packages/PIL/Image.py", 2450, "resiz
 PAD = CodeLocation("/job/data.py", 60, "pad")
 
 
-def _build_table() -> StackTable:
+def _build_table() -> StackTree:
     """1 main, 2 main > augment, 3 main > augment > resize, 4 main > pad."""
     interner = StackInterner()
     files = [MAIN.file, AUGMENT.file, RESIZE.file]

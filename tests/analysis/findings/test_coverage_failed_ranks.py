@@ -9,7 +9,7 @@ import pytest
 
 from clusterprof.analysis.findings.coverage import describe_failed_ranks
 from clusterprof.analysis.node.observations import FailedExit, OperationUnderWay, RankEnding
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 
 
@@ -39,7 +39,7 @@ def describe(
 ) -> tuple[str, ...]:
     """exits: pid, time, exit status, signal."""
     failed = tuple(FailedExit(pid, 1, t, status, number) for pid, t, status, number in exits)
-    loaded = Thing(stacks=StackTable())
+    loaded = Thing(stacks=StackTree())
     node = Thing(
         facts=Thing(name="gpu-a"), ranks=ranks, failed_exits=failed, endings=endings, loaded=loaded
     )

@@ -55,7 +55,7 @@ def test_counter_growth_is_counted_only_during_operations() -> None:
     count = meter.counts[BYTES]
     assert (count.total, count.covered_ns) == (40, 2 * SECOND)
     assert meter.total(*BYTES) == 40 and meter.per_second(*BYTES) == 20
-    assert (count.rate_histogram.least, count.rate_histogram.most) == (10, 30)
+    assert (count.rate_histogram.lowest, count.rate_histogram.highest) == (10, 30)
     # the gauge was read as 9 at the end of both intervals
     assert (meter.levels[SPEED].count, meter.levels[SPEED].quantile(0.5)) == (2, 9)
     assert meter.devices("network.transmit_bytes_total") == ["eth0"]
@@ -142,8 +142,11 @@ def test_negative_and_impossible_rates_are_left_out(
     count = meter.counts.get(PORT, CounterTotal())
     assert (count.total, count.covered_ns) == (sum(known), len(known) * SECOND)
     if known:
-        assert (count.rate_histogram.least, count.rate_histogram.most) == (min(known), max(known))
-        assert count.rate_histogram.least >= 0 and count.rate_histogram.most <= 1.05 * RATE
+        assert (count.rate_histogram.lowest, count.rate_histogram.highest) == (
+            min(known),
+            max(known),
+        )
+        assert count.rate_histogram.lowest >= 0 and count.rate_histogram.highest <= 1.05 * RATE
 
 
 def test_a_virtual_link_speed_does_not_limit_rates() -> None:

@@ -37,11 +37,11 @@ def test_processes_with_the_same_code_share_numbers() -> None:
     assert interner.translate(7, 70, np.array([1, 2, 3, 2, 9, 0])).tolist() == [1, 2, 3, 2, 0, 0]
     assert interner.translate(8, 80, np.array([2, 1])).tolist() == [2, 1]
     assert interner.translate(8, 81, np.array([2, 1])).tolist() == [0, 0]  # another process
-    assert [table.places[index] for index in table.list_places(3)] == [
+    assert [table.locations[index] for index in table.list_locations(3)] == [
         CodeLocation("/job/train.py", 10, "main"),
         CodeLocation("/job/data.py", 43, "augment"),
     ]
-    assert table.list_places(0) == []
+    assert table.list_locations(0) == []
 
 
 def test_definitions_come_in_parts_and_may_be_repeated() -> None:
@@ -51,7 +51,7 @@ def test_definitions_come_in_parts_and_may_be_repeated() -> None:
     interner.add(_define(files=[0, ["a.py"]], places=[0, [[0, 1, 1, "f"]]], stacks=[1, [[0, 0]]]))
     table = interner.build_table()
     assert table.parent.tolist() == [0, 0, 1]
-    assert table.place.tolist() == [-1, 0, 1]
+    assert table.location.tolist() == [-1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_depth_and_names_are_limited() -> None:
     )
     table = interner.build_table()
     assert table.parent.size == MAX_DEPTH + 1
-    (place,) = table.places
+    (place,) = table.locations
     assert (len(place.file), place.line, len(place.function)) == (1024, (1 << 31) - 1, 1024)
 
 

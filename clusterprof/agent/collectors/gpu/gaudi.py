@@ -66,8 +66,9 @@ def open_library(mark: Callable[[int, str], None], skip: Collection[int] = ()) -
         except Unavailable as of_tool:
             kind = "failed" if "failed" in (of_binding.kind, of_tool.kind) else "absent"
             message = f"{of_binding.message}; {of_tool.message}"
-            remedy = of_binding.remedy or of_tool.remedy
-            raise Unavailable(kind, message, remedy) from None  # type: ignore[arg-type]
+            advised = of_binding if of_binding.remedy else of_tool
+            remedy = advised.remedy, advised.by_user
+            raise Unavailable(kind, message, *remedy) from None  # type: ignore[arg-type]
 
 
 class GpuGaudiCollector(InProcessLibraryCollector):

@@ -183,7 +183,7 @@ _AIP, _SOC, _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 0, 0, 1, 0
 _THROTTLE_BITS = ((1 << 0, 0x4), (1 << 1, 0x20))  # power limit, temperature
 
 
-class Call:
+class HlmlCall:
     """One call of HLML: its name, its interval, the signals it fills, and its reader function."""
 
     __slots__ = ("every_ns", "name", "read", "signals")
@@ -226,80 +226,80 @@ def _check_count(value: int) -> tuple[int]:
     return (value,)
 
 
-CALLS: tuple[Call, ...] = (
-    Call(
+CALLS: tuple[HlmlCall, ...] = (
+    HlmlCall(
         "GetUtilizationRates", SECOND_NS, ("gpu.power_utilisation_ratio",), _read_power_utilization
     ),
-    Call(
+    HlmlCall(
         "GetMemoryInfo",
         SECOND_NS,
         ("gpu.memory_used_bytes", "gpu.memory_total_bytes"),
         _read_memory,
     ),
-    Call(
+    HlmlCall(
         "GetPowerUsage",
         SECOND_NS,
         ("gpu.power_watts",),
         lambda n, h: (n.hlmlDeviceGetPowerUsage(h) / 1000,),
     ),
-    Call(
+    HlmlCall(
         "GetPowerManagementDefaultLimit",
         10 * SECOND_NS,
         ("gpu.power_limit_watts",),
         lambda n, h: (n.hlmlDeviceGetPowerManagementDefaultLimit(h) / 1000,),
     ),
-    Call(
+    HlmlCall(
         "GetTotalEnergyConsumption",
         SECOND_NS,
         ("gpu.energy_joules_total",),
         lambda n, h: (n.hlmlDeviceGetTotalEnergyConsumption(h) / 1000,),
     ),
-    Call(
+    HlmlCall(
         "GetTemperature",
         SECOND_NS,
         ("gpu.temperature_celsius",),
         lambda n, h: (n.hlmlDeviceGetTemperature(h, _AIP),),
     ),
-    Call(
+    HlmlCall(
         "GetClockInfo",
         SECOND_NS,
         ("gpu.soc_clock_hertz",),
         lambda n, h: (n.hlmlDeviceGetClockInfo(h, _SOC) * 1_000_000,),
     ),
-    Call(
+    HlmlCall(
         "GetMaxClockInfo",
         10 * SECOND_NS,
         ("gpu.soc_clock_max_hertz",),
         lambda n, h: (n.hlmlDeviceGetMaxClockInfo(h, _SOC) * 1_000_000,),
     ),
-    Call(
+    HlmlCall(
         "GetCurrentClocksThrottleReasons", SECOND_NS, ("gpu.throttle_bits",), _read_throttle_reasons
     ),
-    Call(
+    HlmlCall(
         "GetPCIEReplayCounter",
         10 * SECOND_NS,
         ("gpu.pcie_replays_total",),
         lambda n, h: _check_count(n.hlmlDeviceGetPCIEReplayCounter(h)),
     ),
-    Call(
+    HlmlCall(
         "GetCurrPCIELinkGeneration",
         10 * SECOND_NS,
         ("gpu.pcie_generation_count",),
         lambda n, h: (n.hlmlDeviceGetCurrPCIELinkGeneration(h),),
     ),
-    Call(
+    HlmlCall(
         "GetCurrPCIELinkWidth",
         10 * SECOND_NS,
         ("gpu.pcie_width_count",),
         lambda n, h: (n.hlmlDeviceGetCurrPCIELinkWidth(h),),
     ),
-    Call(
+    HlmlCall(
         "GetTotalECCErrors:CORRECTED",
         10 * SECOND_NS,
         ("gpu.ecc_corrected_total",),
         lambda n, h: _check_count(n.hlmlDeviceGetTotalECCErrors(h, _CORRECTED, _VOLATILE)),
     ),
-    Call(
+    HlmlCall(
         "GetTotalECCErrors:UNCORRECTED",
         10 * SECOND_NS,
         ("gpu.ecc_uncorrected_total",),
@@ -328,7 +328,7 @@ class HlmlLibrary:
             raise Unavailable("absent", "the driver lists no Gaudi")
         driver = self._fact(LIBRARY, "hlmlGetDriverVersion")
         self._versions = {"driver": driver} if driver else {}
-        self.devices: list[Device] = []
+        self.devices: list[GaudiDevice] = []
         self.inventory: list[dict[str, Any]] = []
         """Per device: id (UUID), vendor, name, index, module, pci_bus_id, memory_bytes, driver."""
         for index in range(count):
@@ -336,7 +336,7 @@ class HlmlLibrary:
             self.devices.append(device)
             self.inventory.append(entry)
 
-    def adopt(self, index: int) -> Device:
+    def adopt(self, index: int) -> GaudiDevice:
         """Open a device that was skipped, or reopen one, and return it."""
         self.devices[index], self.inventory[index] = self._open(index, False)
         return self.devices[index]
@@ -348,7 +348,7 @@ class HlmlLibrary:
         except Unavailable:
             pass
 
-    def _open(self, index: int, skip: bool) -> tuple[Device, dict[str, Any]]:
+    def _open(self, index: int, skip: bool) -> tuple[GaudiDevice, dict[str, Any]]:
         entry: dict[str, Any] = {"id": f"gaudi-{index}", "vendor": "intel", "index": index}
         entry |= {"emulated": False, "tells_busy": False}
         handle, reason = None, None
@@ -361,7 +361,7 @@ class HlmlLibrary:
                 entry["id"] = _decode_text(uuid) or entry["id"]
             except Unavailable as error:
                 reason = error
-        device = Device(self._hlml, index, handle, self._mark, self._clock)
+        device = GaudiDevice(self._hlml, index, handle, self._mark, self._clock)
         if reason is not None:
             device.fail(reason)
             return device, {**entry, **self._versions}
@@ -401,7 +401,7 @@ class HlmlLibrary:
             self._mark(index, "")
 
 
-class Device:
+class GaudiDevice:
     """One Gaudi, read by one thread; `sample()` never raises."""
 
     def __init__(
@@ -429,7 +429,7 @@ class Device:
         """Mark the device as lost because it could not be opened."""
         self._lost = reason
 
-    def _ask(self, number: int, call: Call) -> None:
+    def _ask(self, number: int, call: HlmlCall) -> None:
         self._due_ns[number] = self._clock() + call.every_ns
         self._mark(self.index, call.name)
         try:
@@ -455,13 +455,13 @@ def load_binding() -> Any:
         import pyhlml.main
     except ImportError:
         message = "the Python package habana-pyhlml is missing"
-        raise Unavailable("absent", message, "pip install habana-pyhlml") from None
+        raise Unavailable("absent", message, "pip install habana-pyhlml", True) from None
     try:
         pyhlml.main.check_return(pyhlml.hlml_types.HLML_RETURN.HLML_ERROR_UNKNOWN)
     except Exception:
         return pyhlml
     message = "this habana-pyhlml hides errors behind zeros"
-    raise Unavailable("absent", message, "pip install --upgrade habana-pyhlml")
+    raise Unavailable("absent", message, "pip install --upgrade habana-pyhlml", True)
 
 
 def explain_error(hlml: Any, error: Exception) -> tuple[Unavailable, bool]:
@@ -476,7 +476,7 @@ def explain_error(hlml: Any, error: Exception) -> tuple[Unavailable, bool]:
         return Unavailable("failed", f"HLML: error {code}"), False
     if isinstance(error, AttributeError):
         message = "habana-pyhlml is too old for this value"
-        return Unavailable("absent", message, "pip install --upgrade habana-pyhlml"), False
+        return Unavailable("absent", message, "pip install --upgrade habana-pyhlml", True), False
     return Unavailable("failed", f"HLML: {error}"), False
 
 

@@ -44,13 +44,14 @@ _MAX_GAP_NS = 10_000_000_000
 _MIB = 1 << 20
 _MAX_PERCENT = 101.0  # allows for rounding; a larger value is not a valid share
 _RATE_METRICS = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT})
-GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true")
+GPM_OFF = Unavailable("absent", "GPM is disabled", "set sampling.gpm in the profile to true", True)
 GPM_BUDGET_NS = 5_000_000
 """Limit of the time of one reading, measured when the device is opened."""
 GPM_TOO_SLOW = Unavailable(
     "absent",
     "one reading of GPM takes longer than its budget of 5 ms here",
     "set sampling.gpm in the profile to true to read it anyway",
+    by_user=True,
 )
 GPM_UNSUPPORTED = Unavailable("absent", "GPM needs a Hopper GPU or a newer one")
 
@@ -107,9 +108,9 @@ class BusyIntegral:
             ended_ns = _locate(newest_us, now_ns, driver_now_ns)
             is_new_clock = ended_ns is None  # nothing says where its timestamps go on
             self.last_us = newest_us - ((ended_ns or counted_ns) - counted_ns) // 1000
-        new = sorted(sample for sample in samples if sample[0] > self.last_us)
-        if new:
-            for t_us, value in new:
+        new_samples = sorted(sample for sample in samples if sample[0] > self.last_us)
+        if new_samples:
+            for t_us, value in new_samples:
                 self.total_ns += (t_us - self.last_us) * 1000 * value // 100
                 self.last_us = t_us
             self._read_ns = now_ns

@@ -63,8 +63,8 @@ def load_pynvml() -> Any:
     try:
         import pynvml
     except ImportError:
-        remedy = "pip install nvidia-ml-py"
-        raise Unavailable("absent", "the Python package nvidia-ml-py is missing", remedy) from None
+        message, remedy = "the Python package nvidia-ml-py is missing", "pip install nvidia-ml-py"
+        raise Unavailable("absent", message, remedy, by_user=True) from None
     return pynvml
 
 

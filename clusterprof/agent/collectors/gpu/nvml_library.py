@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 from clusterprof.agent.collectors.gpu import nvml_counters, nvml_queries
 from clusterprof.agent.collectors.gpu.nvml_counters import Gpm, Value
 from clusterprof.agent.collectors.gpu.nvml_errors import FATAL_CODES, explain_error, load_pynvml
-from clusterprof.agent.collectors.gpu.nvml_queries import CALLS, SIGNALS, Call, DeviceState
+from clusterprof.agent.collectors.gpu.nvml_queries import CALLS, SIGNALS, DeviceState, NvmlCall
 from clusterprof.errors import Unavailable
 from clusterprof.units import SECOND_NS
 
@@ -61,7 +61,7 @@ _MIN_CALLS = 3
 """Number of calls before one is judged."""
 
 
-class Device:
+class NvmlDevice:
     """One GPU, read by one thread; `sample()` never raises."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Device:
 
     def set_calls(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[NvmlCall],
         gpm: Gpm | Unavailable,
         max_rates: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
@@ -138,7 +138,7 @@ class _CallState:
 
     __slots__ = ("_durations", "call", "due_ns", "every_ns", "values")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: NvmlCall) -> None:
         self.call = call
         self.every_ns = call.every_ns
         self.due_ns = 0
@@ -391,7 +391,7 @@ class NvmlLibrary:
     ) -> None:
         self._nvml, self._mark, self._clock, self._pause = load_pynvml(), mark, clock, pause
         self._gpm = gpm
-        self.devices: list[Device] = []
+        self.devices: list[NvmlDevice] = []
         self.inventory: list[dict[str, Any]] = []
         """Per device: id (UUID), vendor, index, versions, and the known facts."""
         self._handles: list[Any] = []
@@ -422,7 +422,7 @@ class NvmlLibrary:
         for index, (_, _, handle) in enumerate(instances, count):
             self._add(*self._open_instance(index, handle, skip))
 
-    def adopt(self, index: int) -> Device:
+    def adopt(self, index: int) -> NvmlDevice:
         """Open a device that was skipped, or reopen one, and return it."""
         if index in self._instances:
             instance = self._instances[index]
@@ -445,12 +445,12 @@ class NvmlLibrary:
         except Unavailable:
             pass
 
-    def _add(self, device: Device, entry: dict[str, Any], handle: Any) -> None:
+    def _add(self, device: NvmlDevice, entry: dict[str, Any], handle: Any) -> None:
         self.devices.append(device)
         self.inventory.append(entry)
         self._handles.append(handle)
 
-    def _open_gpu(self, index: int, skip: bool) -> tuple[Device, dict[str, Any], Any]:
+    def _open_gpu(self, index: int, skip: bool) -> tuple[NvmlDevice, dict[str, Any], Any]:
         entry = self._build_entry(index)
         handle, calls = None, self._guard_calls(index)
         reason: Unavailable | None = _CRASHED
@@ -464,7 +464,7 @@ class NvmlLibrary:
                 reason = calls.fatal_reason
             except Unavailable as error:
                 reason = error
-        device = Device(self._nvml, index, handle, self._mark, self._clock)
+        device = NvmlDevice(self._nvml, index, handle, self._mark, self._clock)
         if reason is not None:
             device.fail(reason)
         elif entry.get("mig"):
@@ -488,7 +488,7 @@ class NvmlLibrary:
 
     def _open_instance(
         self, index: int, handle: Any, skip: Collection[int]
-    ) -> tuple[Device, dict[str, Any], Any]:
+    ) -> tuple[NvmlDevice, dict[str, Any], Any]:
         instance, entry, calls = (
             self._instances[index],
             self._build_entry(index),
@@ -496,7 +496,7 @@ class NvmlLibrary:
         )
         parent = self.inventory[instance.parent]
         entry["id"] = f"{parent['id']}/{instance.position}"
-        device = Device(self._nvml, index, handle, self._mark, self._clock)
+        device = NvmlDevice(self._nvml, index, handle, self._mark, self._clock)
         device.set_calls(nvml_queries.plan_instance_calls(False), nvml_counters.GPM_UNSUPPORTED)
         if index in skip or handle is None:
             device.fail(_CRASHED if index in skip else nvml_queries.INSTANCE_GONE)

@@ -85,7 +85,7 @@ class DeviceState:
         """[pid, bytes] of the processes reported last."""
 
 
-class Call:
+class NvmlCall:
     """One call of NVML: its name, its interval, the signals it fills, and its reader function."""
 
     __slots__ = ("every_ns", "max_load_ratio", "name", "read", "signals")
@@ -159,14 +159,14 @@ def _read_violation_ns(nvml: Any, handle: Any, policy: int) -> int:
     return int(nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime)  # nanoseconds
 
 
-def _build_violation_call(name: str) -> Call:
+def _build_violation_call(name: str) -> NvmlCall:
     """Build the call for a rare throttle reason."""
 
     def read(nvml: Any, handle: Any, _: DeviceState) -> Values:
         return (_read_violation_ns(nvml, handle, getattr(nvml, f"NVML_PERF_POLICY_{name}")),)
 
     signals = (f"gpu.{name.lower()}_violation_ns_total",)
-    return Call(f"GetViolationStatus:{name}", 10 * SECOND_NS, signals, read)
+    return NvmlCall(f"GetViolationStatus:{name}", 10 * SECOND_NS, signals, read)
 
 
 def _read_ecc_errors(nvml: Any, handle: Any, kind: int) -> int:
@@ -212,7 +212,7 @@ def _is_gpm_stuck(means: dict[int, Value], memory: DeviceState) -> bool:
     return memory.contradictions >= _MAX_CONTRADICTIONS
 
 
-def build_gpm_call(metrics: tuple[int, ...]) -> Call:
+def build_gpm_call(metrics: tuple[int, ...]) -> NvmlCall:
     """Build the call that reads these GPM metrics of a whole GPU."""
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
@@ -232,7 +232,7 @@ def build_gpm_call(metrics: tuple[int, ...]) -> Call:
         return tuple(_check_rate(means[metric], limits.get(metric, math.inf)) for metric in metrics)
 
     signals = tuple(SIGNAL_BY_METRIC[metric] for metric in metrics)
-    return Call("GpmMetricsGet", GPM_NS, signals, read, MAX_GPM_LOAD_RATIO)
+    return NvmlCall("GpmMetricsGet", GPM_NS, signals, read, MAX_GPM_LOAD_RATIO)
 
 
 def _count_busy_time(memory: DeviceState, share: Value) -> None:
@@ -272,7 +272,7 @@ def _count_active_links(nvml: Any, handle: Any, memory: DeviceState) -> Values:
     return (sum(up),)
 
 
-def _build_link_error_call(is_blackwell: bool) -> Call:
+def _build_link_error_call(is_blackwell: bool) -> NvmlCall:
     """Build the call for errors of all NVLinks; when they grow, an event says of which links."""
 
     def read(nvml: Any, handle: Any, memory: DeviceState) -> Values:
@@ -283,7 +283,7 @@ def _build_link_error_call(is_blackwell: bool) -> Call:
         return sums
 
     signals = nvml_counters.COUNT_SIGNALS if is_blackwell else nvml_counters.ERROR_SIGNALS
-    return Call(_LINK_ERRORS, 10 * SECOND_NS, signals, read)
+    return NvmlCall(_LINK_ERRORS, 10 * SECOND_NS, signals, read)
 
 
 SIGNAL_BY_METRIC = {
@@ -303,14 +303,14 @@ _PCIE_SIGNALS = (
 )
 _GPM_SIGNALS = tuple(signal for signal in SIGNAL_BY_METRIC.values() if signal not in _PCIE_SIGNALS)
 CALLS_WITHOUT_GPM = (
-    Call("GpmQueryDeviceSupport", NEVER_NS, _GPM_SIGNALS, report_missing_gpm),
-    Call(
+    NvmlCall("GpmQueryDeviceSupport", NEVER_NS, _GPM_SIGNALS, report_missing_gpm),
+    NvmlCall(
         "GetPcieThroughput:RX",
         SECOND_NS,
         _PCIE_SIGNALS[:1],
         lambda n, h, m: _read_pcie_rate(n, h, m, n.NVML_PCIE_UTIL_RX_BYTES),
     ),
-    Call(
+    NvmlCall(
         "GetPcieThroughput:TX",
         SECOND_NS,
         _PCIE_SIGNALS[1:],
@@ -318,70 +318,72 @@ CALLS_WITHOUT_GPM = (
     ),
 )
 
-CALLS: tuple[Call, ...] = (
-    Call(
+CALLS: tuple[NvmlCall, ...] = (
+    NvmlCall(
         "GetUtilizationRates",
         _EVERY_SAMPLE,
         ("gpu.busy_ratio", "gpu.memory_busy_ratio"),
         _read_utilization,
     ),
-    Call("GetSamples", _EVERY_SAMPLE, ("gpu.busy_ns_total", "gpu.busy_until_ns"), _read_busy_time),
-    Call(
+    NvmlCall(
+        "GetSamples", _EVERY_SAMPLE, ("gpu.busy_ns_total", "gpu.busy_until_ns"), _read_busy_time
+    ),
+    NvmlCall(
         "GetClockInfo:SM",
         _EVERY_SAMPLE,
         ("gpu.sm_clock_hertz",),
         lambda n, h, _: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1_000_000,),
     ),
-    Call(
+    NvmlCall(
         "GetCurrentClocksEventReasons",
         _EVERY_SAMPLE,
         ("gpu.throttle_bits",),
         _read_throttle_reasons,
     ),
-    Call(
+    NvmlCall(
         "GetMemoryInfo",
         SECOND_NS,
         ("gpu.memory_used_bytes", "gpu.memory_total_bytes"),
         _read_memory,
     ),
-    Call("GetPowerUsage", _EVERY_SAMPLE, ("gpu.power_watts",), _read_power),
-    Call(
+    NvmlCall("GetPowerUsage", _EVERY_SAMPLE, ("gpu.power_watts",), _read_power),
+    NvmlCall(
         "GetEnforcedPowerLimit",
         10 * SECOND_NS,
         ("gpu.power_limit_watts",),
         lambda n, h, _: (n.nvmlDeviceGetEnforcedPowerLimit(h) / 1000,),
     ),
-    Call(
+    NvmlCall(
         "GetTotalEnergyConsumption",
         SECOND_NS,
         ("gpu.energy_joules_total",),
         lambda n, h, _: (n.nvmlDeviceGetTotalEnergyConsumption(h) / 1000,),
     ),
-    Call(
+    NvmlCall(
         "GetTemperature",
         SECOND_NS,
         ("gpu.temperature_celsius",),
         lambda n, h, _: (n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),),
     ),
-    Call(
+    NvmlCall(
         "GetClockInfo:MEM",
         SECOND_NS,
         ("gpu.memory_clock_hertz",),
         lambda n, h, _: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1_000_000,),
     ),
-    Call(
+    NvmlCall(
         "GetMaxClockInfo:SM",
         10 * SECOND_NS,
         ("gpu.sm_clock_max_hertz",),
         lambda n, h, _: (n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1_000_000,),
     ),
-    Call(
+    NvmlCall(
         "GetViolationStatus:THERMAL",
         SECOND_NS,
         ("gpu.thermal_violation_ns_total",),
         lambda n, h, _: (_read_violation_ns(n, h, n.NVML_PERF_POLICY_THERMAL),),
     ),
-    Call(
+    NvmlCall(
         "GetViolationStatus:POWER",
         SECOND_NS,
         ("gpu.power_violation_ns_total",),
@@ -389,37 +391,37 @@ CALLS: tuple[Call, ...] = (
     ),
     *(_build_violation_call(name) for name in ("BOARD_LIMIT", "RELIABILITY", "SYNC_BOOST")),
     *CALLS_WITHOUT_GPM,
-    Call(
+    NvmlCall(
         "GetCurrPcieLinkGeneration",
         SECOND_NS,
         ("gpu.pcie_generation_count",),
         lambda n, h, _: (n.nvmlDeviceGetCurrPcieLinkGeneration(h),),
     ),
-    Call(
+    NvmlCall(
         "GetCurrPcieLinkWidth",
         SECOND_NS,
         ("gpu.pcie_width_count",),
         lambda n, h, _: (n.nvmlDeviceGetCurrPcieLinkWidth(h),),
     ),
-    Call(
+    NvmlCall(
         "GetPcieReplayCounter",
         SECOND_NS,
         ("gpu.pcie_replays_total",),
         lambda n, h, _: (n.nvmlDeviceGetPcieReplayCounter(h),),
     ),
-    Call(
+    NvmlCall(
         "GetTotalEccErrors:CORRECTED",
         10 * SECOND_NS,
         ("gpu.ecc_corrected_total",),
         lambda n, h, _: (_read_ecc_errors(n, h, n.NVML_MEMORY_ERROR_TYPE_CORRECTED),),
     ),
-    Call(
+    NvmlCall(
         "GetTotalEccErrors:UNCORRECTED",
         10 * SECOND_NS,
         ("gpu.ecc_uncorrected_total",),
         lambda n, h, _: (_read_ecc_errors(n, h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),),
     ),
-    Call(
+    NvmlCall(
         "GetRemappedRows",
         60 * SECOND_NS,
         (
@@ -430,21 +432,23 @@ CALLS: tuple[Call, ...] = (
         ),
         lambda n, h, _: nvml_counters.read_remapped_rows(n, h),
     ),
-    Call(
+    NvmlCall(
         "GetRetiredPages",
         60 * SECOND_NS,
         ("gpu.retired_pages_count", "gpu.retirement_pending_count"),
         lambda n, h, _: nvml_counters.read_retired_pages(n, h),
     ),
-    Call(
+    NvmlCall(
         "GetFieldValues:NVLINK_BYTES",
         SECOND_NS,
         ("gpu.nvlink_receive_bytes_total", "gpu.nvlink_transmit_bytes_total"),
         lambda n, h, _: nvml_counters.read_nvlink_bytes(n, h),
     ),
-    Call("GetNvLinkState", 10 * SECOND_NS, ("gpu.nvlink_active_count",), _count_active_links),
+    NvmlCall("GetNvLinkState", 10 * SECOND_NS, ("gpu.nvlink_active_count",), _count_active_links),
     _build_link_error_call(is_blackwell=False),
-    Call("GetComputeRunningProcesses", 10 * SECOND_NS, ("gpu.processes_count",), _read_processes),
+    NvmlCall(
+        "GetComputeRunningProcesses", 10 * SECOND_NS, ("gpu.processes_count",), _read_processes
+    ),
 )
 """All calls for a GPU without GPM: name, interval, signals."""
 
@@ -486,7 +490,7 @@ def list_gpm_metrics(entry: dict[str, Any]) -> tuple[int, ...]:
     return tuple(metric for metric in SIGNAL_BY_METRIC if has_links or metric not in links)
 
 
-def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[Call, ...]:
+def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[NvmlCall, ...]:
     """Return the calls for a GPU that is not partitioned; `entry` has its known facts.
 
     Without NVLink no link is read; GPUs since Ampere remap rows, older ones retire pages.
@@ -494,7 +498,7 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
     """
     first = CALLS.index(CALLS_WITHOUT_GPM[0])
     before, after = CALLS[:first], CALLS[first + len(CALLS_WITHOUT_GPM) :]
-    middle: tuple[Call, ...] = ()
+    middle: tuple[NvmlCall, ...] = ()
     if isinstance(counters, Gpm):
         # First, so that the busy time of the same sample is that of its means.
         before = (build_gpm_call(list_gpm_metrics(entry)), *before)
@@ -508,16 +512,16 @@ def plan_gpu_calls(entry: dict[str, Any], counters: Gpm | Unavailable) -> tuple[
         ):
             signals = signals[:1]
         middle = (
-            Call(CALLS_WITHOUT_GPM[0].name, NEVER_NS, signals, report_missing_gpm),
+            NvmlCall(CALLS_WITHOUT_GPM[0].name, NEVER_NS, signals, report_missing_gpm),
             *CALLS_WITHOUT_GPM[1:],
         )
     return _filter_applicable((*before, *middle, *after), entry)
 
 
-def plan_partitioned_gpu_calls(entry: dict[str, Any]) -> tuple[Call, ...]:
+def plan_partitioned_gpu_calls(entry: dict[str, Any]) -> tuple[NvmlCall, ...]:
     """Return the calls for a GPU in MIG mode; its use is reported by its instances."""
     return tuple(
-        Call(call.name, call.every_ns, call.signals, _count_processes)
+        NvmlCall(call.name, call.every_ns, call.signals, _count_processes)
         if call.name == _PROCESSES_CALL
         else call
         for call in _filter_applicable(CALLS, entry)
@@ -525,12 +529,12 @@ def plan_partitioned_gpu_calls(entry: dict[str, Any]) -> tuple[Call, ...]:
     )
 
 
-def plan_instance_calls(has_gpm: bool) -> tuple[Call, ...]:
+def plan_instance_calls(has_gpm: bool) -> tuple[NvmlCall, ...]:
     """Return the calls for a compute instance: values of its own, not of its GPU."""
     call_by_name = {call.name: call for call in CALLS}
     every_ns, later_ns = (GPM_NS, 0) if has_gpm else (NEVER_NS, NEVER_NS)
     return (
-        Call(
+        NvmlCall(
             "GpmMetricsGet",
             every_ns,
             _BUSY_SIGNALS,
@@ -538,7 +542,7 @@ def plan_instance_calls(has_gpm: bool) -> tuple[Call, ...]:
             MAX_GPM_LOAD_RATIO,
         ),
         call_by_name["GetMemoryInfo"],
-        Call(
+        NvmlCall(
             "GpmMetricsGet",
             later_ns,
             _MEAN_SIGNALS,
@@ -548,7 +552,7 @@ def plan_instance_calls(has_gpm: bool) -> tuple[Call, ...]:
     )
 
 
-def _filter_applicable(calls: tuple[Call, ...], entry: dict[str, Any]) -> tuple[Call, ...]:
+def _filter_applicable(calls: tuple[NvmlCall, ...], entry: dict[str, Any]) -> tuple[NvmlCall, ...]:
     left_out = set(_NVLINK_CALLS) if entry.get("nvlink_count") == 0 else set()
     major = str(entry.get("compute_capability", "")).partition(".")[0]
     if major.isdecimal():

@@ -148,8 +148,9 @@ def open_library(mark: Callable[[int, str], None], skip: Collection[int] = ()) -
         except Unavailable as of_tool:
             kind = "failed" if "failed" in (of_library.kind, of_tool.kind) else "absent"
             message = f"{of_library.message}; {of_tool.message}"
-            remedy = of_library.remedy or of_tool.remedy
-            raise Unavailable(kind, message, remedy) from None  # type: ignore[arg-type]
+            advised = of_library if of_library.remedy else of_tool
+            remedy = advised.remedy, advised.by_user
+            raise Unavailable(kind, message, *remedy) from None  # type: ignore[arg-type]
 
 
 class GpuTpuCollector(InProcessLibraryCollector):
@@ -186,7 +187,7 @@ class TpuInfoLibrary:
     def __init__(self) -> None:
         path = find_program(TPU_INFO, os.environ)
         if path is None:
-            raise Unavailable("absent", "tpu-info was not found", "pip install tpu-info")
+            raise Unavailable("absent", "tpu-info was not found", "pip install tpu-info", True)
         self._argv = [path]
         first = parse_tpu_info(run_tool(self._argv, TPU_INFO_TIMEOUT_SECONDS))
         self._chips = sorted(first)
@@ -245,11 +246,11 @@ def parse_tpu_info(text: str) -> dict[int, list[Value]]:
             matrix.append(float(core[2]))
     if not values_by_chip:
         raise Unavailable("absent", "tpu-info shows no TPU in use; a process must hold it")
-    each, remainder = divmod(len(matrix), len(values_by_chip))
-    if each and not remainder:
+    cores_per_chip, remainder = divmod(len(matrix), len(values_by_chip))
+    if cores_per_chip and not remainder:
         for number, chip in enumerate(sorted(values_by_chip)):
-            part = matrix[number * each : (number + 1) * each]
-            values_by_chip[chip][1] = _parse_percent(str(sum(part) / each))
+            part = matrix[number * cores_per_chip : (number + 1) * cores_per_chip]
+            values_by_chip[chip][1] = _parse_percent(str(sum(part) / cores_per_chip))
     return values_by_chip
 
 
@@ -359,11 +360,13 @@ def _build_column(
         return [data] * count
     if not data:
         return [_TPU_UNUSED] * count
-    each, remainder = divmod(len(data), count)
+    values_per_chip, remainder = divmod(len(data), count)
     if remainder:
         message = f"libtpu reports {len(data)} values of {name} for {count} chips"
         return [Unavailable("failed", message)] * count
-    parts = (data[index * each : (index + 1) * each] for index in range(count))
+    parts = (
+        data[index * values_per_chip : (index + 1) * values_per_chip] for index in range(count)
+    )
     return [_combine_values(name, part, percent) for part in parts]
 
 
@@ -387,7 +390,7 @@ def _load_libtpu(mark: Callable[[int, str], None]) -> tuple[Any, Any]:
         from libtpu.sdk import tpumonitoring
     except ImportError:
         message = "the Python package libtpu is missing or too old"
-        raise Unavailable("absent", message, "pip install --upgrade libtpu") from None
+        raise Unavailable("absent", message, "pip install --upgrade libtpu", True) from None
     finally:
         mark(LIBRARY, "")
     return tpumonitoring, libtpu

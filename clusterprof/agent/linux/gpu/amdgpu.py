@@ -175,7 +175,7 @@ def parse_metrics(data: bytes) -> Metrics:
     layout = LAYOUTS.get((form, content, size))
     if layout is None:
         message = f"gpu_metrics v{form}.{content} of {size} bytes is not supported"
-        raise Unavailable("absent", message, "a newer clusterprof may support it")
+        raise Unavailable("absent", message, "a newer clusterprof may support it", True)
     if len(data) < size:
         raise Unavailable("failed", f"gpu_metrics: {len(data)} bytes of {size}")
     read = {name: _read_field(data, *field) for name, field in layout.fields.items()}

@@ -77,9 +77,12 @@ def parse_client(pid: int, data: str) -> Client | None:
                 engines[engine] = spent
         engine = name.removeprefix("drm-cycles-")
         if engine != name:
-            both = _parse_number(value), _parse_number(facts.get(f"drm-total-cycles-{engine}", ""))
-            if both[0] is not None and both[1] is not None:
-                cycles[engine] = (both[0], both[1])
+            cycle_pair = (
+                _parse_number(value),
+                _parse_number(facts.get(f"drm-total-cycles-{engine}", "")),
+            )
+            if cycle_pair[0] is not None and cycle_pair[1] is not None:
+                cycles[engine] = (cycle_pair[0], cycle_pair[1])
     return Client(pid, driver, pci, client_id, engines, cycles, _sum_device_memory(facts))
 
 
@@ -289,12 +292,12 @@ class JobUsage:
         shares: dict[str, float | Unavailable] = dict.fromkeys(self._devices, 0.0)
         for client in clients:
             key = (client.pci, client.client_id)
-            old = before.get(key)
-            self._before[key] = client if old is None else _merge_maxima(client, old)
+            previous = before.get(key)
+            self._before[key] = client if previous is None else _merge_maxima(client, previous)
             share = (
                 _NO_ENGINE_TIMES
                 if not _has_compute_times(client)
-                else _compute_share(client, old, elapsed_ns)
+                else _compute_share(client, previous, elapsed_ns)
             )
             share_sum = shares[client.pci]
             if isinstance(share, Unavailable):
@@ -341,26 +344,28 @@ def _has_compute_times(client: Client) -> bool:
     return any(name in client.engines_ns or name in client.cycles for name in _COMPUTE_ENGINES)
 
 
-def _merge_maxima(new: Client, old: Client) -> Client:
+def _merge_maxima(client: Client, previous: Client) -> Client:
     """Return the larger times of both readings: times may decrease briefly and catch up."""
-    engines = {name: max(ns, old.engines_ns.get(name, 0)) for name, ns in new.engines_ns.items()}
-    cycles = {
-        name: pair if pair[0] >= old.cycles.get(name, (0, 0))[0] else old.cycles[name]
-        for name, pair in new.cycles.items()
+    engines = {
+        name: max(ns, previous.engines_ns.get(name, 0)) for name, ns in client.engines_ns.items()
     }
-    return new._replace(engines_ns=engines, cycles=cycles)
+    cycles = {
+        name: pair if pair[0] >= previous.cycles.get(name, (0, 0))[0] else previous.cycles[name]
+        for name, pair in client.cycles.items()
+    }
+    return client._replace(engines_ns=engines, cycles=cycles)
 
 
-def _compute_share(new: Client, old: Client | None, elapsed_ns: int) -> float:
-    if old is None:
+def _compute_share(client: Client, previous: Client | None, elapsed_ns: int) -> float:
+    if previous is None:
         return 0.0  # work before the first reading is not part of this interval
     share = 0.0
     for name in _COMPUTE_ENGINES:
-        if name in new.engines_ns and name in old.engines_ns and elapsed_ns > 0:
-            share += max(0, new.engines_ns[name] - old.engines_ns[name]) / elapsed_ns
-        if name in new.cycles and name in old.cycles:
-            worked = new.cycles[name][0] - old.cycles[name][0]
-            passed = new.cycles[name][1] - old.cycles[name][1]
+        if name in client.engines_ns and name in previous.engines_ns and elapsed_ns > 0:
+            share += max(0, client.engines_ns[name] - previous.engines_ns[name]) / elapsed_ns
+        if name in client.cycles and name in previous.cycles:
+            worked = client.cycles[name][0] - previous.cycles[name][0]
+            passed = client.cycles[name][1] - previous.cycles[name][1]
             if worked > 0 and passed > 0:
                 share += worked / passed
     return min(share, 1.0)

@@ -89,8 +89,8 @@ class JobSockets:
             listed_connections, last = connections.receive_listed(self._foreign, self._seen)
             for listed in listed_connections:
                 before = found_connections.get(listed.inode)
-                new = before is None or before.listed.id != listed.id
-                if new and len(self._pending) < _MAX_REMEMBERED:
+                is_new = before is None or before.listed.id != listed.id
+                if is_new and len(self._pending) < _MAX_REMEMBERED:
                     self._pending[listed.inode] = listed
             if last:
                 self._finish_list()

@@ -103,8 +103,8 @@ def parse_mountinfo(data: bytes) -> list[Mount]:
     """Parse all mounts in the order of mounting: a later one hides an earlier one below it."""
     mounts = []
     for line in data.decode(errors="surrogateescape").splitlines():
-        front, _, back = line.partition(" - ")
-        fields, tail = front.split(" "), back.split(" ")
+        mount_text, _, type_text = line.partition(" - ")
+        fields, tail = mount_text.split(" "), type_text.split(" ")
         if len(fields) < 6 or len(tail) < 2:
             continue  # not a line in the kernel's format
         options = tuple(tail[2].split(",")) if len(tail) > 2 else ()
@@ -123,12 +123,12 @@ def parse_mountinfo(data: bytes) -> list[Mount]:
 
 def find_mount(mounts: list[Mount], path: str) -> Mount | None:
     """Find the mount that contains an absolute path without symbolic links; None without any."""
-    best: Mount | None = None
+    deepest: Mount | None = None
     for mount in mounts:
         inside = mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")
-        if inside and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
-    return best
+        if inside and (deepest is None or len(mount.point) >= len(deepest.point)):
+            deepest = mount
+    return deepest
 
 
 def decode_octal_escapes(text: str) -> str:

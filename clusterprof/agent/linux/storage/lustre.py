@@ -418,10 +418,10 @@ class MountReader:
             if target.kind != "osc":
                 continue
             rpc_stats = self._of(target, "rpc_stats", parse_rpc_stats)
-            most = self._most.get(target)
+            max_rpcs = self._most.get(target)
             # read once: after a change of the limit other RPCs would count as at the limit
-            if most is None:
-                most = self._most[target] = self._of(target, "max_rpcs_in_flight", int)
+            if max_rpcs is None:
+                max_rpcs = self._most[target] = self._of(target, "max_rpcs_in_flight", int)
             if isinstance(rpc_stats, Unavailable):
                 limit, pending, in_flight = (
                     [*limit, rpc_stats],
@@ -430,7 +430,9 @@ class MountReader:
                 )
                 continue
             limit.append(
-                most if isinstance(most, Unavailable) else count_rpcs_at_limit(rpc_stats.sent, most)
+                max_rpcs
+                if isinstance(max_rpcs, Unavailable)
+                else count_rpcs_at_limit(rpc_stats.sent, max_rpcs)
             )
             pending.append(rpc_stats.pending_pages * _PAGE_BYTES)
             in_flight.append(rpc_stats.in_flight)

@@ -190,10 +190,10 @@ def _sum_transports(transports: list[NfsTransport]) -> NfsTransport:
 
 
 def _parse_operation(row: list[bytes]) -> NfsOperation:
-    done, sent = int(row[0]), int(row[1])
+    completed, sent = int(row[0]), int(row[1])
     # Both are counted when a request ends, but not atomically: `sent` can briefly lag behind.
-    again = max(0, sent - done)
-    return NfsOperation(done, again, int(row[5]), int(row[6]), int(row[7]), int(row[2]))
+    again = max(0, sent - completed)
+    return NfsOperation(completed, again, int(row[5]), int(row[6]), int(row[7]), int(row[2]))
 
 
 CIFS_OPERATIONS = {

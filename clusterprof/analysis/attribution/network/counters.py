@@ -127,7 +127,7 @@ def find_node_links(
         idle = _find_idle_links(
             network, separate, hca, used, physical, limits[PATH.id].idle_at_most_ratio
         )
-    best = _select_faster(idle, total_rate, limits[PATH.id].faster_at_least_ratio)
+    faster = _select_faster(idle, total_rate, limits[PATH.id].faster_at_least_ratio)
     return NodeLinks(
         node,
         name,
@@ -135,7 +135,7 @@ def find_node_links(
         kind if used else "",
         used,
         total_rate,
-        best,
+        faster,
         tuple(device for device, _ in idle if device in hca),
         _find_quiet_rails(hca, used, host.get("rails", ())) if kind == HCA else (),
         by_sockets,
@@ -151,10 +151,10 @@ def _select_faster(
     idle: Sequence[tuple[str, float]], speed: float | None, min_ratio: float
 ) -> tuple[str, float] | None:
     """Select the fastest idle link; None unless its speed is this multiple of the speed in use."""
-    best = max(idle, key=lambda link: link[1], default=None)
-    if best is None or speed is None or best[1] < min_ratio * speed:
+    fastest = max(idle, key=lambda link: link[1], default=None)
+    if fastest is None or speed is None or fastest[1] < min_ratio * speed:
         return None
-    return best
+    return fastest
 
 
 def _find_lower_devices(devices: Iterable[str], nics: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -188,14 +188,14 @@ def _find_quiet_rails(
 
 def _select_busiest(amounts: Mapping[str, float]) -> tuple[str, ...]:
     """Return the devices with a good part of the busiest device's traffic."""
-    most = max(amounts.values(), default=0.0)
-    busy = [d for d, amount in amounts.items() if amount > 0 and amount >= _IN_USE_RATIO * most]
+    largest = max(amounts.values(), default=0.0)
+    busy = [d for d, amount in amounts.items() if amount > 0 and amount >= _IN_USE_RATIO * largest]
     return tuple(sorted(busy, key=lambda device: (-amounts[device], device)))
 
 
 def _has_connections(network: NodeNetworkTotals, device: str) -> bool:
     reading = network.levels.get((CONNECTIONS, device))
-    return reading is not None and reading.most > 0
+    return reading is not None and reading.highest > 0
 
 
 def _estimate_speed(
@@ -207,7 +207,7 @@ def _estimate_speed(
     speed = reading.quantile(0.5)
     names = HCA_BYTES if kind == HCA else NIC_BYTES
     peaks = [
-        network.counts[name, device].rate_histogram.most
+        network.counts[name, device].rate_histogram.highest
         for name in names
         if (name, device) in network.counts
     ]
@@ -238,13 +238,13 @@ def _is_up(network: NodeNetworkTotals, kind: str, device: str) -> bool:
     if kind == NIC:
         return True
     state = network.levels.get((STATE, device))
-    return state is not None and state.count > 0 and state.most == state.least == _ACTIVE
+    return state is not None and state.count > 0 and state.highest == state.lowest == _ACTIVE
 
 
 def is_down(network: NodeNetworkTotals, port: str) -> bool:
     """Return whether an RDMA port reported that its link was not up, all the time."""
     state = network.levels.get((STATE, port))
-    return state is not None and state.count > 0 and state.most < _ACTIVE
+    return state is not None and state.count > 0 and state.highest < _ACTIVE
 
 
 FAULT, QUEUE, LOSS, WRONG_PATH = range(4)
@@ -331,8 +331,10 @@ def compute_receiver_limit_ratio(links: NodeLinks) -> float | None:
     time: neither loss nor queues delayed the data.
     """
     busy = sum(links.network.total("tcp.job_busy_ns_total", d) or 0.0 for d in links.used)
-    full = sum(links.network.total("tcp.job_rwnd_limited_ns_total", d) or 0.0 for d in links.used)
-    return full / busy if busy > 0 and full >= _RECEIVER_RATIO * busy else None
+    limited_ns = sum(
+        links.network.total("tcp.job_rwnd_limited_ns_total", d) or 0.0 for d in links.used
+    )
+    return limited_ns / busy if busy > 0 and limited_ns >= _RECEIVER_RATIO * busy else None
 
 
 def _find_device_symptoms(
@@ -382,8 +384,8 @@ def _check_counter(
 
 def _check_other_traffic(links: NodeLinks, device: str, limits: Any) -> Iterator[Symptom]:
     """Yield a symptom for a busy link with at least half of its traffic from outside the job."""
-    most, rate = links.job_max_bytes, links.bytes_per_second
-    if most is None or rate is None or len(links.used) > 1:
+    job_bytes, rate = links.job_max_bytes, links.bytes_per_second
+    if job_bytes is None or rate is None or len(links.used) > 1:
         return
     counted_bytes = links.get_bytes(device)
     names = HCA_BYTES if links.kind == HCA else NIC_BYTES
@@ -391,9 +393,9 @@ def _check_other_traffic(links: NodeLinks, device: str, limits: Any) -> Iterator
     busy = max(
         (c.rate_histogram.quantile(0.95) for c in counts if c and c.rate_histogram.count), default=0
     )
-    if busy >= limits.busy_at_least_ratio * rate and counted_bytes >= _OTHERS_FACTOR * most:
+    if busy >= limits.busy_at_least_ratio * rate and counted_bytes >= _OTHERS_FACTOR * job_bytes:
         note = "of the traffic was not the job's, and the link was busy"
-        ratio = 1 - most / counted_bytes
+        ratio = 1 - job_bytes / counted_bytes
         name = "rdma.others_ratio" if links.kind == HCA else "network.others_ratio"
         yield _make_symptom(links, QUEUE, device, ratio, name, ratio, "ratio", note)
 
@@ -425,7 +427,7 @@ def is_queued(rtt: float, least: float, at_least_ratio: float) -> bool:
 def get_round_trip(links: NodeLinks) -> tuple[float | None, float | None, float | None]:
     """Return median and shortest round-trip time, ns, and unsent bytes of the job."""
     readings = [links.network.levels.get((MIN_RTT, device)) for device in links.used]
-    least = [reading.least for reading in readings if reading is not None and reading.count]
+    least = [reading.lowest for reading in readings if reading is not None and reading.count]
     return links.level(RTT), max(least, default=None), links.level(UNSENT)
 
 

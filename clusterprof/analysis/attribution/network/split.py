@@ -220,17 +220,17 @@ class _Splitter:
     def _compute_expected_of_cell(
         self, number: int, cell: TransferCell, rate: float | None
     ) -> float | None:
-        best, size = self._best[number], cell.transferred_bytes
+        best_ns, size = self._best[number], cell.transferred_bytes
         if rate is None or size is None:
-            took = estimate_benchmark_ns(cell, self._tested)
-            return best if took is None else took if best is None else min(took, best)
+            benchmark_ns = estimate_benchmark_ns(cell, self._tested)
+            return min((ns for ns in (benchmark_ns, best_ns) if ns is not None), default=None)
         # Process groups with only some of a node's ranks share its links with the others.
         on_node = max(int(self._ranks[node]) for node in cell.nodes)
         part = min(1.0, cell.members / len(cell.nodes) / on_node)
         ns = size / (rate * part) * 1e9
         if size > self._limits[TRANSFER.id].small_at_most_bytes:
             return ns
-        return None if best is None else max(ns, best)
+        return None if best_ns is None else max(ns, best_ns)
 
     def _allocate_slow_link(
         self, nodes: NodeSet, rate: float | None, possible_rate: float | None, ns: Int
@@ -290,11 +290,11 @@ class _Splitter:
             (cell.transferred_bytes or 0.0) * cell.operations * cell.members
             for cell in cells_of_nodes
         )
-        took = self._transfer_ns[nodes]
-        if not sent or not took:
+        transfer_ns = self._transfer_ns[nodes]
+        if not sent or not transfer_ns:
             return []
         links = (self._links[node] for node in sorted(nodes) if node in self._links)
-        symptoms = (check_loss_limit(node_links, sent / took * 1e9) for node_links in links)
+        symptoms = (check_loss_limit(node_links, sent / transfer_ns * 1e9) for node_links in links)
         return [sign for sign in symptoms if sign is not None]
 
     def _compute_excess_of_round_trips(self, nodes: NodeSet) -> Int:

@@ -400,14 +400,14 @@ def concat_chunks(carry_over: Chunk | None, chunk: Chunk) -> Chunk:
         processes[pid] = (
             _concat_processes(before, process) if is_same and before is not None else process
         )
-    old = [event for event in carry_over.events if event not in chunk.events]
+    events = [event for event in carry_over.events if event not in chunk.events]
     return replace(
         chunk,
         start_ns=min(carry_over.start_ns, chunk.start_ns),
         first=carry_over.first,
         series=_concat_all_series(carry_over.series, chunk.series),
         processes=processes,
-        events=(*old, *chunk.events),
+        events=(*events, *chunk.events),
     )
 
 
@@ -434,18 +434,19 @@ def _concat_all_series(before: SeriesByKey, after: SeriesByKey) -> SeriesByKey:
     """Concatenate each series; times that several series share are concatenated once."""
     joined: dict[tuple[int, int], tuple[int, Int]] = {}
     out = dict(before)
-    for key, new in after.items():
-        old = before.get(key)
-        if old is None or not new.t_ns.size:
-            out[key] = new if old is None else old
+    for key, later in after.items():
+        earlier = before.get(key)
+        if earlier is None or not later.t_ns.size:
+            out[key] = later if earlier is None else earlier
             continue
-        times = id(old.t_ns), id(new.t_ns)
+        times = id(earlier.t_ns), id(later.t_ns)
         if times not in joined:
-            end = int(old.t_ns.searchsorted(new.t_ns[0]))
-            joined[times] = end, np.concatenate([old.t_ns[:end], new.t_ns]) if end else new.t_ns
+            end = int(earlier.t_ns.searchsorted(later.t_ns[0]))
+            t_ns = np.concatenate([earlier.t_ns[:end], later.t_ns]) if end else later.t_ns
+            joined[times] = end, t_ns
         end, t_ns = joined[times]
-        values = np.concatenate([old.values[:end], new.values]) if end else new.values
-        out[key] = Series(t_ns, values, new.is_counter)
+        values = np.concatenate([earlier.values[:end], later.values]) if end else later.values
+        out[key] = Series(t_ns, values, later.is_counter)
     return out
 
 
@@ -470,7 +471,7 @@ def _concat_samples(before: Samples, after: Samples) -> Samples:
     end = int(before.t_ns.searchsorted(after.t_ns[0]))
     if end == 0:
         return after
-    return _map_columns(lambda old, new: np.concatenate([old[:end], new]), after, before)
+    return _map_columns(lambda a, b: np.concatenate([a[:end], b]), after, before)
 
 
 def _concat_spans(before: Spans, after: Spans) -> Spans:
@@ -478,15 +479,15 @@ def _concat_spans(before: Spans, after: Spans) -> Spans:
     if shared.size:
         shared = np.sort(shared)
         row = np.minimum(shared.searchsorted(before.sequence), shared.size - 1)
-        new = shared[row] != before.sequence
-        if not new.any():
+        is_missing = shared[row] != before.sequence
+        if not is_missing.any():
             return after
-        before = _select_spans(before, new)
+        before = _select_spans(before, is_missing)
     start = np.concatenate([before.start_ns, after.start_ns])
     if (start[1:] >= start[:-1]).all():
-        return _map_columns(lambda old, new: np.concatenate([old, new]), after, before)
+        return _map_columns(lambda a, b: np.concatenate([a, b]), after, before)
     order = np.argsort(start, kind="stable")
-    return _map_columns(lambda old, new: np.concatenate([old, new])[order], after, before)
+    return _map_columns(lambda a, b: np.concatenate([a, b])[order], after, before)
 
 
 def _is_active_after(process: Process, from_ns: int) -> bool:

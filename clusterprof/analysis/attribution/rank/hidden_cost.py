@@ -148,7 +148,7 @@ def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -
     divisor = np.where(removable, claimed_part, 1.0)
     syncs = attribute_syncs_to_pauses(rank, lost, shares)
     out: dict[int, Int] = {}
-    most: Float = np.zeros(lost.lost_ns.size)
+    largest_ns: Float = np.zeros(lost.lost_ns.size)
     for number, share in candidates:
         part = share / SHARE_SCALE
         if HIDDEN_COLUMNS[number] in BATCH_CAUSES:
@@ -159,14 +159,14 @@ def compute_hidden_cost(rank: Rank, lost: LostTime, shares: Mapping[str, Int]) -
         hidden_ns = np.minimum(
             hidden_ns + syncs.get(HIDDEN_COLUMNS[number], 0), np.rint(lost.lost_ns * (1 - part))
         )
-        most = np.maximum(most, hidden_ns)
+        largest_ns = np.maximum(largest_ns, hidden_ns)
         if hidden_ns.any():
             out[number] = hidden_ns.astype(np.int64)
     # Together no more than the interval: other causes claim most of what one cause removes.
     unclaimed = lost.lost_ns - np.rint(lost.lost_ns * claimed_part)
-    most = np.minimum(most, unclaimed)
-    if most.any():
-        out[HIDDEN_COLUMNS.index(ALL_CAUSES)] = most.astype(np.int64)
+    largest_ns = np.minimum(largest_ns, unclaimed)
+    if largest_ns.any():
+        out[HIDDEN_COLUMNS.index(ALL_CAUSES)] = largest_ns.astype(np.int64)
     return out
 
 

@@ -148,8 +148,8 @@ def with_segment_totals(
         start, end = drop_duplicate_spans(steps.start_ns[ended], steps.end_ns[ended])
         lengths = _count_values(round_to_three_digits(end - start))
         totals.update(_sum_samples(steps, ended))
-        most = np.argsort(start - end, kind="stable")[:MAX_SLOWEST_STEPS]
-        long = dict(zip(start[most].tolist(), (end - start)[most].tolist()))
+        longest = np.argsort(start - end, kind="stable")[:MAX_SLOWEST_STEPS]
+        long = dict(zip(start[longest].tolist(), (end - start)[longest].tolist()))
         first = steps.step == 0
         if first.any():
             warm_up = merge_intervals((steps.start_ns[first], steps.end_ns[first]))

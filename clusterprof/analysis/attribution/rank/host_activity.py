@@ -84,8 +84,8 @@ def estimate_idle_share(active_ns: Float, idle_ns: Int, window_ns: Int, start_ns
     )
     busy = np.where(is_known, window_ns, 0) - idle
     rate = _estimate_rate(active, busy, idle)
-    least, most = np.maximum(active - busy, 0.0), np.minimum(active, idle)
-    return _compute_segment_shares(active - rate * busy, least, most, idle, start_ns)
+    lower_ns, upper_ns = np.maximum(active - busy, 0.0), np.minimum(active, idle)
+    return _compute_segment_shares(active - rate * busy, lower_ns, upper_ns, idle, start_ns)
 
 
 def estimate_busy_rate(active_ns: Float, idle_ns: Int, window_ns: Int) -> float:
@@ -150,11 +150,11 @@ def _fit_busy_rate(active: Float, busy: Float, idle: Float) -> tuple[float, floa
 
 
 def _compute_segment_shares(
-    beyond: Float, least: Float, most: Float, idle: Float, start_ns: Int
+    beyond: Float, lower_ns: Float, upper_ns: Float, idle: Float, start_ns: Int
 ) -> Float:
     segment = start_ns // SEGMENT_NS
     segment = segment - (segment.min() if segment.size else 0)
-    sums = [np.bincount(segment, weights=column) for column in (beyond, least, most, idle)]
+    sums = [np.bincount(segment, weights=column) for column in (beyond, lower_ns, upper_ns, idle)]
     share = np.clip(sums[0], sums[1], sums[2]) / np.maximum(sums[3], 1.0)
     return np.clip(share, 0.0, 1.0)[segment]
 
@@ -212,16 +212,16 @@ def estimate_host_activity(rank: Rank, lost: LostTime, around: ReadContext) -> H
     if _is_saving_models(rank, thread, _trim_to_work(all_windows), around):
         saves, models = _find_save_windows(rank, windows, main), True
     unexplained = np.where(saves, np.nan, length)  # time explained by saves is not claimed again
-    both = idle, length, windows.start_ns
+    window_times = idle, length, windows.start_ns
     return HostActivity(
-        estimate_idle_share(main.on_cpu * unexplained, *both)[row],
-        estimate_idle_share(main.runnable * unexplained, *both)[row],
-        estimate_idle_share_from_samples(_split_edge_samples(main.storage) * unexplained, *both)[
-            row
-        ],
-        estimate_idle_share_from_samples(_split_edge_samples(main.memory) * unexplained, *both)[
-            row
-        ],
+        estimate_idle_share(main.on_cpu * unexplained, *window_times)[row],
+        estimate_idle_share(main.runnable * unexplained, *window_times)[row],
+        estimate_idle_share_from_samples(
+            _split_edge_samples(main.storage) * unexplained, *window_times
+        )[row],
+        estimate_idle_share_from_samples(
+            _split_edge_samples(main.memory) * unexplained, *window_times
+        )[row],
         _estimate_other_threads(rank, windows)[row],
         _estimate_copying(rank, windows)[row],
         saves[row] & (lost.phase == PHASE_NONE),
@@ -250,21 +250,22 @@ def _estimate_other_threads(rank: Rank, windows: DeviceWindows) -> Float:
     A thread that polls is always on a CPU and explains nothing.
     """
     length = windows.end_ns - windows.start_ns
-    best, most = np.zeros(length.size), _MIN_OTHERS_RATIO * float(windows.idle_ns.sum())
+    busiest_share = np.zeros(length.size)
+    busiest_ns = _MIN_OTHERS_RATIO * float(windows.idle_ns.sum())
     for tid, thread in rank.main.threads.items():
         if tid == rank.pid or len(thread.t_ns) < 2:
             continue
         positions = locate_intervals(thread.t_ns, windows.start_ns, windows.end_ns)
-        ran = np.nan_to_num(
+        grown_ns = np.nan_to_num(
             evaluate_increase(compute_growth(thread.on_cpu_ns), positions)
         )  # no samples: the thread slept
         share = estimate_idle_share(
-            np.minimum(ran, length), windows.idle_ns, length, windows.start_ns
+            np.minimum(grown_ns, length), windows.idle_ns, length, windows.start_ns
         )
         ran_ns = float((share * windows.idle_ns).sum())
-        if ran_ns > most:
-            best, most = share, ran_ns
-    return best
+        if ran_ns > busiest_ns:
+            busiest_share, busiest_ns = share, ran_ns
+    return busiest_share
 
 
 def _estimate_copying(rank: Rank, windows: DeviceWindows) -> Float:

@@ -166,10 +166,10 @@ class StepBlocks:
             self._lost[cause][columns] += ns
         if settled.ends.size:
             block = (settled.first + np.arange(settled.ends.size)) // self._width
-            new = np.stack(
+            keys = np.stack(
                 [block << _BIN_BITS | compute_length_bins(settled.lengths), np.ones_like(block)]
             )
-            self._keys = np.concatenate([self._keys, new], axis=1)
+            self._keys = np.concatenate([self._keys, keys], axis=1)
             if self._keys.shape[1] > _MAX_KEYS:
                 self._keys = merge_keys(self._keys)
 
@@ -213,9 +213,9 @@ class _SettledSteps:
                 (steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns)
             )
             start, end = steps.start_ns[rows], steps.end_ns[rows]
-            new = np.ones(rows.size, np.bool_)  # a span may be present twice
-            new[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
-            rows = rows[new][np.argsort(end[new], kind="stable")]
+            is_first = np.ones(rows.size, np.bool_)  # a span may be present twice
+            is_first[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
+            rows = rows[is_first][np.argsort(end[is_first], kind="stable")]
             self.ends, self.lengths = steps.end_ns[rows], steps.end_ns[rows] - steps.start_ns[rows]
             self._counts = np.stack([steps.samples[rows], steps.tokens[rows]])
 
@@ -438,9 +438,9 @@ def _find_step_ends(rank: Rank, segment: Segment) -> tuple[Int, Int]:
     rows = np.flatnonzero((steps.end_ns > segment.start_ns) & (steps.end_ns <= segment.end_ns))
     rows = rows[np.argsort(steps.end_ns[rows], kind="stable")]
     number = steps.step[rows]
-    new = np.ones(rows.size, np.bool_)
-    new[1:] = number[1:] > np.maximum.accumulate(number)[:-1]
-    return steps.end_ns[rows[new]], number[new]
+    is_first = np.ones(rows.size, np.bool_)
+    is_first[1:] = number[1:] > np.maximum.accumulate(number)[:-1]
+    return steps.end_ns[rows[is_first]], number[is_first]
 
 
 def _find_grid_ends(rank: Rank, segment: Segment) -> tuple[Int, Int]:

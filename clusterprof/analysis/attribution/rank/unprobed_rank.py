@@ -114,10 +114,10 @@ def attribute_to_families(lost: LostTime, rank: Rank) -> dict[str, Int]:
     unclaimed = np.where(is_writing, 0.0, unclaimed)
     claim("h2d", host.copying)
     # Loading explains idle time only while the host gives the device no work.
-    free = np.minimum((1.0 - main.on_cpu) / idle, 1.0)
+    unlaunched = np.minimum((1.0 - main.on_cpu) / idle, 1.0)
     storage, cpu = _estimate_loading(rank, lost, around)
-    claim("storage", storage * free)
-    claim("cpu", cpu * free)
+    claim("storage", storage * unlaunched)
+    claim("cpu", cpu * unlaunched)
     claim("storage", host.storage)
     claim("cpu", host.runnable + host.memory)
     family = _choose_cpu_family(rank, host)
@@ -156,7 +156,7 @@ def _estimate_loading(rank: Rank, lost: LostTime, around: ReadContext) -> tuple[
     Only a loading process that the device waits for counts.
     """
     n = lost.start_ns.size
-    storage, cpu, best = np.zeros(n), np.zeros(n), np.full(n, LOADER_BUSY_RATIO)
+    storage, cpu, busiest = np.zeros(n), np.zeros(n), np.full(n, LOADER_BUSY_RATIO)
     for process in rank.workers:
         measured = _measure_worker(process, lost, around)
         if (
@@ -168,8 +168,10 @@ def _estimate_loading(rank: Rank, lost: LostTime, around: ReadContext) -> tuple[
         inside, around_it = measured
         work = np.nan_to_num(inside.active)
         never_rests = np.nan_to_num(around_it.active) >= LOADER_BUSY_RATIO
-        is_best = (work >= best) & (never_rests | _has_idle_preference(lost, process, work, around))
-        best = np.where(is_best, work, best)
+        is_best = (work >= busiest) & (
+            never_rests | _has_idle_preference(lost, process, work, around)
+        )
+        busiest = np.where(is_best, work, busiest)
         part = np.maximum(work, 1e-9)
         loading = np.nan_to_num(inside.storage + inside.reading)
         storage = np.where(is_best, loading / part, storage)

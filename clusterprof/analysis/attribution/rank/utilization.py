@@ -132,9 +132,11 @@ class _DeviceReadings:
         value = self.value(name)
         if value is None:
             return None
-        good = (value >= 0) & (value <= _MAX_VALID_RATIO)  # of NaN neither is true
+        is_valid = (value >= 0) & (value <= _MAX_VALID_RATIO)  # of NaN neither is true
         return (
-            np.minimum(value, 1.0) if good.all() else np.where(good, np.minimum(value, 1), np.nan)
+            np.minimum(value, 1.0)
+            if is_valid.all()
+            else np.where(is_valid, np.minimum(value, 1), np.nan)
         )
 
 

@@ -149,7 +149,7 @@ def find_last_arrivals(ops: Operations, shortest: Int, index: ArrivalIndex) -> I
 
 
 def append_block_rows(
-    old: ArrivalRows,
+    before: ArrivalRows,
     ops: Operations,
     first_number: int,
     at_arrive: Int,
@@ -163,7 +163,7 @@ def append_block_rows(
     op = np.repeat(np.arange(ops.process_group.size), np.diff(ops.first))
     zeros = np.zeros(op.size, np.int64)
     wait = np.maximum(ops.blocked_ns - np.where(has_unrecorded_member(ops), 0, shortest)[op], 0)
-    new = ArrivalRows(
+    block_rows = ArrivalRows(
         op + first_number,
         ops.process_group[op],
         ops.rank,
@@ -181,11 +181,11 @@ def append_block_rows(
         zeros,
         ops.on_device.astype(np.int64) if ops.on_device.size else zeros,
     )
-    if not old.op.size:
-        return new
+    if not before.op.size:
+        return block_rows
     return ArrivalRows(
         *(
-            np.concatenate([getattr(old, f.name), getattr(new, f.name)], axis=-1)
+            np.concatenate([getattr(before, f.name), getattr(block_rows, f.name)], axis=-1)
             for f in fields(ArrivalRows)
         )
     )
@@ -274,12 +274,12 @@ def _sum_per_rank(
     length = np.diff(np.append(heads, by_rank.size))
     # A rank whose first row here belongs to an earlier block continues from that row's sum.
     head = by_rank[heads]
-    old = head < first_new
+    is_old = head < first_new
 
     def running_sum(value: Int, sum_before: Int) -> Int:
         sorted_value = value[by_rank]
         sums = np.cumsum(sorted_value)
-        begin = np.where(old, sum_before[head], sorted_value[heads])
+        begin = np.where(is_old, sum_before[head], sorted_value[heads])
         sums += np.repeat(begin - sums[heads], length)
         out = np.empty_like(sums)
         out[by_rank] = sums
@@ -288,11 +288,11 @@ def _sum_per_rank(
     # Between rows of earlier blocks others may have been dropped.
     number = rows.ordinal[by_rank]
     step = np.ones(by_rank.size, np.int64)
-    both = np.flatnonzero((by_rank[1:] < first_new) & (by_rank[:-1] < first_new))
-    step[both + 1] = number[both + 1] - number[both]
+    old_pairs = np.flatnonzero((by_rank[1:] < first_new) & (by_rank[:-1] < first_new))
+    step[old_pairs + 1] = number[old_pairs + 1] - number[old_pairs]
     count = np.cumsum(step)
     ordinal = np.empty_like(by_rank)
-    begin = np.where(old, rows.ordinal[head], 1)
+    begin = np.where(is_old, rows.ordinal[head], 1)
     ordinal[by_rank] = count + np.repeat(begin - count[heads], length)
     return replace(
         rows,
@@ -305,10 +305,12 @@ def _sum_per_rank(
 def select_kept_rows(index: ArrivalIndex) -> Int:
     """Return the rows that later blocks may look up, int64[m]."""
     rows, order = index.rows, index.by_group
-    back = MAX_GROUP_OPERATIONS_BACK + 1
+    distance = MAX_GROUP_OPERATIONS_BACK + 1
     rank, label = rows.rank[order], index.group[index.operation_of_row[order]]
     has_later = np.zeros(order.size, np.bool_)
-    has_later[:-back] = (rank[:-back] == rank[back:]) & (label[:-back] == label[back:])
+    has_later[:-distance] = (rank[:-distance] == rank[distance:]) & (
+        label[:-distance] == label[distance:]
+    )
     last = np.zeros(index.ranks, np.int64)
     ends_rank = np.flatnonzero(np.append(np.diff(rows.rank[index.by_rank]) != 0, True))
     ends = index.by_rank[ends_rank]

@@ -302,14 +302,14 @@ def blame_waits(
     block_deficit[waiting], block_deficit[last] = work_deficit, 0  # 0 also if it worked on inside
     entries = blame_table.concat_entries()
     recoverable_ns, late_peers = measure_last_arrivals(ops, shortest, last)
-    new = slice(int(np.searchsorted(entries.row, fresh)), None)
+    block_entries = slice(int(np.searchsorted(entries.row, fresh)), None)
     width = at_arrive.shape[1] - 1 + len(BLAME_CAUSES)
-    culprit = entries.key[new] // width
+    culprit = entries.key[block_entries] // width
     blamed = BlockBlame(
-        entries.row[new] - fresh,
+        entries.row[block_entries] - fresh,
         culprit - 1,
-        entries.key[new] - culprit * width,
-        entries.ns[new],
+        entries.key[block_entries] - culprit * width,
+        entries.ns[block_entries],
         index.rows.transfer_ns[fresh:].copy(),
         np.where((np.diff(ops.first) > 1) & ~no_last, ops.rank[last], NO_CULPRIT),
         np.where(no_last, 0, recoverable_ns),

@@ -75,8 +75,8 @@ class BlameTable:
 
     def get_entries(self, rows: Int) -> tuple[Int, Int, Int]:
         """Return (index into rows, key, ns) of all entries of the rows."""
-        both = np.concatenate([rows, rows + self._rows])
-        which, entry = expand_ranges(self._begin[both], self._end[both])
+        slots = np.concatenate([rows, rows + self._rows])
+        which, entry = expand_ranges(self._begin[slots], self._end[slots])
         return (
             np.where(which < rows.size, which, which - rows.size),
             self._key[entry],
@@ -235,14 +235,14 @@ def _allocate_remainders(share: Int, remainder: Float, missing: Int) -> Int:
     while share.size:
         starts = np.flatnonzero(np.concatenate([_TRUE, share[1:] != share[:-1]]))
         size = np.diff(starts, append=share.size)
-        best = np.flatnonzero(remainder == np.maximum.reduceat(remainder, starts).repeat(size))
-        share_of_best = share[best]
-        best = best[np.concatenate([_TRUE, share_of_best[1:] != share_of_best[:-1]])]
-        share_of_best = share[best]
-        step = np.sign(missing[share_of_best])
-        out[position[best]] += step
-        remainder[best] -= 2.0
-        missing[share_of_best] -= step
+        largest = np.flatnonzero(remainder == np.maximum.reduceat(remainder, starts).repeat(size))
+        share_of_largest = share[largest]
+        largest = largest[np.concatenate([_TRUE, share_of_largest[1:] != share_of_largest[:-1]])]
+        share_of_largest = share[largest]
+        step = np.sign(missing[share_of_largest])
+        out[position[largest]] += step
+        remainder[largest] -= 2.0
+        missing[share_of_largest] -= step
         incomplete = np.flatnonzero(missing[share])
         share, remainder, position = share[incomplete], remainder[incomplete], position[incomplete]
     return out

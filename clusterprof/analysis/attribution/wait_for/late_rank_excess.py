@@ -103,9 +103,11 @@ def with_usual_work(index: ArrivalIndex) -> tuple[ArrivalIndex, UsualWork]:
     heads = np.flatnonzero(~follows)
     length = np.diff(np.append(heads, order.size))
     head = order[heads]
-    old = head < index.first_new
-    base_n = np.where(old, rows.segments[head], 0)
-    base = [np.where(old, of_row[head], 0) for of_row in (rows.usual_work_ns, rows.early_work_ns)]
+    is_old = head < index.first_new
+    base_n = np.where(is_old, rows.segments[head], 0)
+    base = [
+        np.where(is_old, of_row[head], 0) for of_row in (rows.usual_work_ns, rows.early_work_ns)
+    ]
     column_sums = []
     for base_ns in base:
         habit = np.empty_like(order)
@@ -146,8 +148,8 @@ def _count_segments(
     n += np.repeat(base_n, length)
     work = np.maximum(rows.at_arrive[-1, order] - rows.at_leave[-1, index.previous[order]], 0)
     out = [(np.minimum(n, USUAL_WORK_SEGMENTS), np.clip(n - 1, 0, USUAL_WORK_SEGMENTS))]
-    for most, base_ns in zip((USUAL_WORK_SEGMENTS, EARLY_SEGMENTS), base):
-        counted = np.where(follows & (n <= most), work, 0)
+    for max_segments, base_ns in zip((USUAL_WORK_SEGMENTS, EARLY_SEGMENTS), base):
+        counted = np.where(follows & (n <= max_segments), work, 0)
         sums = np.cumsum(counted)
         sums += np.repeat(base_ns, length) - sums[start]
         out.append((sums, sums - counted))
@@ -265,9 +267,9 @@ def split_waits(wait_ns: Int, more_ns: Int) -> Int:
     remainder[more_ns[:, incomplete] == 0] = -2.0
     missing = missing[incomplete]
     while incomplete.size:
-        best = np.argmax(remainder, axis=0)
-        whole_ns[best, incomplete] += 1
-        remainder[best, np.arange(incomplete.size)] -= 1.0
+        largest = np.argmax(remainder, axis=0)
+        whole_ns[largest, incomplete] += 1
+        remainder[largest, np.arange(incomplete.size)] -= 1.0
         missing = missing - 1
         is_incomplete = missing > 0
         incomplete, missing, remainder = (
@@ -374,9 +376,9 @@ class GroupIndex:
             index.rows.rank[index.by_group],
             index.group[index.operation_of_row[index.by_group]],
         )
-        new = np.ones(rank.size, np.bool_)
-        new[1:] = (rank[1:] != rank[:-1]) | (group[1:] != group[:-1])
-        rank, group = rank[new], group[new]
+        is_first = np.ones(rank.size, np.bool_)
+        is_first[1:] = (rank[1:] != rank[:-1]) | (group[1:] != group[:-1])
+        rank, group = rank[is_first], group[is_first]
         self._member = group * np.int64(index.ranks) + rank
         position = np.arange(rank.size) - np.searchsorted(group, np.arange(groups))[group]
         self._member_index = position
@@ -415,17 +417,17 @@ class GroupIndex:
         position = self.find_member_index(index.group[operation_index], rank)
         low, end = index.first[operation_index], index.first[operation_index + 1]
         row = np.minimum(low + position, end - 1)
-        good = (position >= 0) & (ranks[row] == rank) & (operation >= 0)
-        result = np.where(good, row, -1)
-        unresolved = np.flatnonzero(~good & (position >= 0) & (operation >= 0))
+        is_member = (position >= 0) & (ranks[row] == rank) & (operation >= 0)
+        result = np.where(is_member, row, -1)
+        unresolved = np.flatnonzero(~is_member & (position >= 0) & (operation >= 0))
         if unresolved.size:  # not all of the group took part
             low, end, wanted = low[unresolved], end[unresolved], rank[unresolved]
             last = end - 1
             while (open_ := low < end).any():
                 middle = (low + end) >> 1
-                less = ranks[np.minimum(middle, last)] < wanted
-                low = np.where(open_ & less, middle + 1, low)
-                end = np.where(open_ & ~less, middle, end)
+                is_below = ranks[np.minimum(middle, last)] < wanted
+                low = np.where(open_ & is_below, middle + 1, low)
+                end = np.where(open_ & ~is_below, middle, end)
             present = (low <= last) & (ranks[np.minimum(low, last)] == wanted)
             result[unresolved[present]] = low[present]
         return result
@@ -455,13 +457,13 @@ def find_last_common_leave(index: ArrivalIndex, waiting: Int, late: Int) -> tupl
     # Mostly both took part in the last operation of their group.
     waiting_since, last = index.previous[waiting], index.previous[late_rows]
     ready = (last >= 0) & _is_left_before(index, last, late_rows)
-    good = (
+    has_left = (
         np.repeat(np.where(ready, index.operation_of_row[last], -2), size)
         == index.operation_of_row[waiting_since]
     )
-    good &= (waiting_since >= 0) & _is_left_before(index, waiting_since, waiting)
+    has_left &= (waiting_since >= 0) & _is_left_before(index, waiting_since, waiting)
     late_since = np.repeat(last, size)
-    unresolved = np.flatnonzero(~good)
+    unresolved = np.flatnonzero(~has_left)
     groups = GroupIndex(index)
     if unresolved.size:
         operation = index.operation_of_row[waiting[unresolved]]
@@ -544,11 +546,14 @@ def _find_common_leave_in_group(
     for _ in range(MAX_GROUP_OPERATIONS_BACK):
         waiting_row = groups.find_row(operation, rank[waiting[pending]])
         late_row = groups.find_row(operation, rank[late[pending]])
-        good = _is_left_before(index, waiting_row, waiting[pending]) & _is_left_before(
+        has_left = _is_left_before(index, waiting_row, waiting[pending]) & _is_left_before(
             index, late_row, late[pending]
         )
-        waiting_since[pending[good]], late_since[pending[good]] = waiting_row[good], late_row[good]
-        is_unresolved = ~good & (operation >= 0)
+        waiting_since[pending[has_left]], late_since[pending[has_left]] = (
+            waiting_row[has_left],
+            late_row[has_left],
+        )
+        is_unresolved = ~has_left & (operation >= 0)
         if not is_unresolved.any():
             break
         pending = pending[is_unresolved]

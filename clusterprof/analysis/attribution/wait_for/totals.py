@@ -390,9 +390,9 @@ class SavingsTotals:
 
         None if not all ranks of a job met in (nearly) all of their steps.
         """
-        made = np.asarray(steps)
-        if ((self.all_rank_operations < MIN_SYNCHRONOUS_RATIO * made) | (self._job_size < 2))[
-            made > 0
+        counts = np.asarray(steps)
+        if ((self.all_rank_operations < MIN_SYNCHRONOUS_RATIO * counts) | (self._job_size < 2))[
+            counts > 0
         ].any():
             return None
         return int(self.cause_ns[:, list(causes)].sum())
@@ -404,12 +404,12 @@ class SavingsTotals:
 
         candidates: the entries to choose from.
         """
-        most = np.zeros(pair.size * self._causes, np.int64)
+        largest = np.zeros(pair.size * self._causes, np.int64)
         np.maximum.at(
-            most, pair_index[candidates] * self._causes + cause[candidates], savings[candidates]
+            largest, pair_index[candidates] * self._causes + cause[candidates], savings[candidates]
         )
-        nonzero = np.flatnonzero(most)
-        return pair[nonzero // self._causes] % self._ranks, nonzero % self._causes, most[nonzero]
+        nonzero = np.flatnonzero(largest)
+        return pair[nonzero // self._causes] % self._ranks, nonzero % self._causes, largest[nonzero]
 
     def _find_recent_culprits(self, ops: Operations, blamed: BlockBlame, op: Int) -> Int:
         """Return per row the rank waited for since the previous operation of the group, -1 =
@@ -426,9 +426,9 @@ class SavingsTotals:
         waited = main_culprit[order] != _NONE
         latest = np.maximum.accumulate(np.where(waited, np.arange(rank.size), -1))
         before = np.append(-1, latest[:-1])
-        here = before >= start
-        culprit = np.where(here, main_culprit[order][before], self._culprit[rank])
-        when = np.where(here, number[before], self._when[rank])
+        in_block = before >= start
+        culprit = np.where(in_block, main_culprit[order][before], self._culprit[rank])
+        when = np.where(in_block, number[before], self._when[rank])
         recent = when > self._find_previous_operations(ops)[op[order]]
         out = np.empty_like(main_culprit)
         out[order] = np.where(recent, culprit, _NONE)
@@ -473,8 +473,8 @@ def _find_main_culprits(blamed: BlockBlame, rows: int) -> Int:
     main_culprit = np.full(rows, _NONE)
     if blamed.row.size:
         begin = np.flatnonzero(np.append(True, blamed.row[1:] != blamed.row[:-1]))
-        most = np.maximum.reduceat(blamed.ns, begin)
+        largest_ns = np.maximum.reduceat(blamed.ns, begin)
         size = np.diff(np.append(begin, blamed.row.size))
-        largest = np.flatnonzero(blamed.ns == np.repeat(most, size))
+        largest = np.flatnonzero(blamed.ns == np.repeat(largest_ns, size))
         main_culprit[blamed.row[largest]] = blamed.culprit[largest]
     return main_culprit

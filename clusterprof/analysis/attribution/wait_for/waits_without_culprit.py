@@ -136,8 +136,8 @@ class PipelineBubbles:
     @staticmethod
     def add_causes(ns: Mapping[str, int], added_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the sum of two mappings from cause to ns, without causes that become 0."""
-        both = {cause: ns.get(cause, 0) + added_ns.get(cause, 0) for cause in (*ns, *added_ns)}
-        return {cause: amount for cause, amount in both.items() if amount}
+        sums = {cause: ns.get(cause, 0) + added_ns.get(cause, 0) for cause in (*ns, *added_ns)}
+        return {cause: amount for cause, amount in sums.items() if amount}
 
     def _make_change(self, ns: Int, with_bubble: bool) -> dict[str, int]:
         out = {self._names[index]: -int(ns[index]) for index in self._work if ns[index]}
@@ -149,11 +149,11 @@ class PipelineBubbles:
         self, ops: Operations, blamed: BlockBlame, row_op: Int, rows: slice, entries: slice
     ) -> None:
         rank = ops.rank[rows]
-        new = rank[self._begin_ns[rank] < 0]
-        if new.size:
+        new_ranks = rank[self._begin_ns[rank] < 0]
+        if new_ranks.size:
             first = np.full(self._ranks, np.iinfo(np.int64).max)
             np.minimum.at(first, rank, ops.arrive_ns[rows])
-            self._begin_ns[new] = self._latest_ns[new] = first[new]
+            self._begin_ns[new_ranks] = self._latest_ns[new_ranks] = first[new_ranks]
         np.maximum.at(self._latest_ns, rank, ops.leave_ns[rows])
         np.add.at(self._blocked_ns, rank, ops.blocked_ns[rows])
         message = is_point_to_point(ops.operation)[row_op[blamed.row[entries]]]
@@ -528,8 +528,8 @@ class Jitter:
         level_difference = np.repeat(variation.level(window, last_arrival, ranks), size)
         level_difference -= variation.level_of_row_ns
         uneven = variation.uneven[window_of_row]
-        most = np.where(variation.uneven, np.inf, OUTLIER_SPREADS * variation.spread_ns)
-        ratio = _compute_random_ratio(work_deficit, level_difference, most[window_of_row])
+        max_ns = np.where(variation.uneven, np.inf, OUTLIER_SPREADS * variation.spread_ns)
+        ratio = _compute_random_ratio(work_deficit, level_difference, max_ns[window_of_row])
         random_ns = np.rint((imbalance + slow) * ratio).astype(np.int64)
         from_slow = np.minimum(random_ns, slow)
         # If work is uneven, its random part becomes imbalance.

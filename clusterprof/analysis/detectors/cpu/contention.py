@@ -109,8 +109,8 @@ class CpuContention:
         """Claim run delay that the CPU quota does not explain."""
         delay = measure_runnable(rank, lost, breakdown)
         # Without a device the time in which the thread did not run is the loss itself.
-        whole = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
-        delay = np.where(lost.source == SOURCE_HOST_SPANS, np.minimum(delay * whole, 1.0), delay)
+        scale = (lost.end_ns - lost.start_ns) / np.maximum(lost.lost_ns, 1)
+        delay = np.where(lost.source == SOURCE_HOST_SPANS, np.minimum(delay * scale, 1.0), delay)
         share = np.maximum(delay - measure_throttling(rank, lost, delay > 0), 0.0)
         share[share < limits.runnable_at_least_ratio] = 0.0
         if not share.any():

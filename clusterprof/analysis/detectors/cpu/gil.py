@@ -54,8 +54,8 @@ from numpy.typing import NDArray
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
-    compute_place_ratios,
     compute_sample_ratio,
+    compute_sleep_ratios,
     limit_to_lost_time,
     measure_sleep,
     select_phases,
@@ -119,34 +119,37 @@ class CpuGil:
         self, rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, limits: Limits
     ) -> Claims | None:
         """Claim time on a lock inside steps, as far as another thread computed or kept the lock."""
-        none = Claims(np.zeros(lost.start_ns.size), "B")
+        no_claims = Claims(np.zeros(lost.start_ns.size), "B")
         inside = select_phases(lost, PHASE_COMPUTE, PHASE_LOCK)
         thread = rank.main.threads.get(rank.pid)
         if thread is None or not inside.any():
-            return none
-        others = {tid: other for tid, other in rank.main.threads.items() if tid != rank.pid}
-        if not others and layout.INTERPRETER_WAIT not in rank.main.spans:
-            return none
+            return no_claims
+        other_threads = {tid: table for tid, table in rank.main.threads.items() if tid != rank.pid}
+        if not other_threads and layout.INTERPRETER_WAIT not in rank.main.spans:
+            return no_claims
         on_lock = find_sleep_samples(thread, rank.chunk.wchan_names, lambda name: "futex" in name)
-        kept = _claim_kept_lock(rank, lost, inside, on_lock, limits)
-        if not any(other.name for other in others.values()):
-            return kept if kept is not None or others else none
-        others = {
-            tid: other for tid, other in others.items() if not other.name.startswith(HELPER_THREADS)
+        kept_lock = _claim_kept_lock(rank, lost, inside, on_lock, limits)
+        if not any(table.name for table in other_threads.values()):
+            return kept_lock if kept_lock is not None or other_threads else no_claims
+        other_threads = {
+            tid: table
+            for tid, table in other_threads.items()
+            if not table.name.startswith(HELPER_THREADS)
         }
-        computing = _claim_computing_thread(rank, lost, inside, on_lock, others, limits)
-        return _join_claims(lost, [claims for claims in (kept, computing) if claims]) or none
+        computing = _claim_computing_thread(rank, lost, inside, on_lock, other_threads, limits)
+        joined = _join_claims(lost, [claims for claims in (kept_lock, computing) if claims])
+        return joined or no_claims
 
 
-def _join_claims(lost: LostTime, parts: list[Claims]) -> Claims | None:
+def _join_claims(lost: LostTime, claims_list: list[Claims]) -> Claims | None:
     """Join claims of both kinds: a thread can keep the lock in C code, and compete in Python.
 
     Of each segment the larger share counts. The evidence and grade are those of the larger part.
     """
-    if not parts:
+    if not claims_list:
         return None
-    larger = max(parts, key=lambda claims: float((claims.share * lost.lost_ns).sum()))
-    share = np.maximum.reduce([claims.share for claims in parts])
+    larger = max(claims_list, key=lambda claims: float((claims.share * lost.lost_ns).sum()))
+    share = np.maximum.reduce([claims.share for claims in claims_list])
     return dataclasses.replace(larger, share=share)
 
 
@@ -168,20 +171,21 @@ def _claim_kept_lock(
     segments = lost.start_ns[inside], lost.end_ns[inside]
     kept_ns[inside] = measure_overlap(segments, Intervals(*waits.find_lock_hold_intervals()))
     # What helper threads run they run for the main thread, also with the lock.
-    for tid, other in rank.main.threads.items():
-        if tid != rank.pid and other.name.startswith(HELPER_THREADS):
-            ran = compute_column_increase(other.t_ns, other.on_cpu_ns, *segments)
-            kept_ns[inside] -= np.minimum(np.nan_to_num(ran), kept_ns[inside])
-    asleep = measure_sleep(rank, lost, inside) * compute_place_ratios(rank, lost, inside, on_lock)
-    both = np.minimum(asleep, kept_ns)
+    for tid, thread in rank.main.threads.items():
+        if tid != rank.pid and thread.name.startswith(HELPER_THREADS):
+            ran_ns = compute_column_increase(thread.t_ns, thread.on_cpu_ns, *segments)
+            kept_ns[inside] -= np.minimum(np.nan_to_num(ran_ns), kept_ns[inside])
+    asleep_ns = measure_sleep(rank, lost, inside)
+    asleep_ns *= compute_sleep_ratios(rank, lost, inside, on_lock)
+    claim_ns = np.minimum(asleep_ns, kept_ns)
     length = np.maximum(lost.end_ns - lost.start_ns, 1)
-    if both.sum() < limits.kept_at_least_ratio * float(length[inside].sum()):
+    if claim_ns.sum() < limits.kept_at_least_ratio * float(length[inside].sum()):
         return None
-    share = limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
+    share = limit_to_lost_time(claim_ns, lost, inside) / np.maximum(lost.lost_ns, 1)
     evidence = (
         Evidence(
             "thread.on_lock_ratio",
-            compute_claimed_mean(lost, share, asleep / length),
+            compute_claimed_mean(lost, share, asleep_ns / length),
             "ratio",
             "of that time the main thread slept on a lock",
         ),
@@ -200,35 +204,36 @@ def _claim_computing_thread(
     lost: LostTime,
     inside: NDArray[np.bool_],
     on_lock: NDArray[np.bool_],
-    others: Mapping[int, ThreadTable],
+    other_threads: Mapping[int, ThreadTable],
     limits: CpuGil.Limits,
 ) -> Claims | None:
     """Claim time on a lock while another thread of the process was on a CPU.
 
     inside: bool[n]. on_lock: bool[samples] of the main thread. None = nothing to claim.
     """
-    tid, other_ns = _measure_busiest_threads(rank, lost, inside, sorted(others))
+    tid, other_ns = _measure_busiest_threads(rank, lost, inside, sorted(other_threads))
     if not tid:
         return None
-    asleep = measure_sleep(rank, lost, inside)
+    asleep_ns = measure_sleep(rank, lost, inside)
     other_cpu_ns = np.zeros(lost.start_ns.size)
     other_cpu_ns[inside] = other_ns
-    both = np.minimum(asleep, other_cpu_ns)
+    claim_ns = np.minimum(asleep_ns, other_cpu_ns)
     t_ns = rank.main.threads[rank.pid].t_ns
     running = np.logical_or.reduce(
-        [_find_running_samples(other, t_ns) for other in others.values()]
+        [_find_running_samples(thread, t_ns) for thread in other_threads.values()]
     )
     length = lost.end_ns - lost.start_ns
     lock_ratio = _estimate_lock_ratio(rank, lost, inside, on_lock, running)
-    resting = ~running & ~_find_unseen_samples(others, t_ns)
-    more_ratio = _estimate_additional_sleep(rank, lost, inside, on_lock, (running, resting))
-    lock_ratio = max(lock_ratio, more_ratio)
+    resting = ~running & ~_find_unseen_samples(other_threads, t_ns)
+    additional_ratio = _estimate_additional_sleep(rank, lost, inside, on_lock, (running, resting))
+    lock_ratio = max(lock_ratio, additional_ratio)
     held_ns = _estimate_held_ratio(rank, lost, inside) * float(length[inside].sum())
-    lock_ratio *= min(1.0, held_ns / max(lock_ratio * float(both.sum()), 1.0))
-    if lock_ratio * float(both.sum()) < limits.kept_at_least_ratio * float(length[inside].sum()):
+    lock_ratio *= min(1.0, held_ns / max(lock_ratio * float(claim_ns.sum()), 1.0))
+    min_claim_ns = limits.kept_at_least_ratio * float(length[inside].sum())
+    if lock_ratio * float(claim_ns.sum()) < min_claim_ns:
         return None
-    share = lock_ratio * limit_to_lost_time(both, lost, inside) / np.maximum(lost.lost_ns, 1)
-    parts = np.stack([asleep * lock_ratio, other_cpu_ns]) / np.maximum(length, 1)
+    share = lock_ratio * limit_to_lost_time(claim_ns, lost, inside) / np.maximum(lost.lost_ns, 1)
+    parts = np.stack([asleep_ns * lock_ratio, other_cpu_ns]) / np.maximum(length, 1)
     evidence = (
         Evidence(
             "thread.on_lock_ratio",
@@ -243,7 +248,7 @@ def _claim_computing_thread(
             "of that time another thread of the process was on a CPU",
         ),
     )
-    return Claims(share, "B", evidence, f"thread {others[tid].name} {tid}")
+    return Claims(share, "B", evidence, f"thread {other_threads[tid].name} {tid}")
 
 
 def _estimate_lock_ratio(
@@ -300,15 +305,16 @@ def _estimate_additional_sleep(
             return 0.0
         on_lock_ratios.append(compute_sample_ratio(within & state, asleep & on_lock))
         held_ratios.append(compute_sample_ratio(state[nearest], late))
-    more, more_held = on_lock_ratios[0] - on_lock_ratios[1], held_ratios[0] - held_ratios[1]
+    on_lock_excess = on_lock_ratios[0] - on_lock_ratios[1]
+    held_excess = held_ratios[0] - held_ratios[1]
     on_lock_asleep = compute_sample_ratio(asleep & states[0], on_lock)
-    return on_lock_asleep * min(more, more_held) / max(on_lock_ratios[0], 1e-9)
+    return on_lock_asleep * min(on_lock_excess, held_excess) / max(on_lock_ratios[0], 1e-9)
 
 
-def _find_unseen_samples(others: Mapping[int, ThreadTable], t_ns: Int) -> NDArray[np.bool_]:
+def _find_unseen_samples(threads: Mapping[int, ThreadTable], t_ns: Int) -> NDArray[np.bool_]:
     """Find the samples at which a thread may have run that is observed only from later on."""
     unseen = np.zeros(t_ns.size, np.bool_)
-    for thread in others.values():
+    for thread in threads.values():
         if thread.t_ns.size:
             first_ns = int(thread.t_ns[0])
             unseen |= (t_ns >= first_ns - _UNSEEN_NS) & (t_ns < first_ns)
@@ -340,11 +346,11 @@ def _find_kept_samples(rank: Rank) -> NDArray[np.bool_]:
     return np.asarray(find_containing(t_ns, waits.find_lock_hold_intervals()) >= 0, np.bool_)
 
 
-def _find_running_samples(other: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:
+def _find_running_samples(thread: ThreadTable, t_ns: Int) -> NDArray[np.bool_]:
     """Find the samples of another thread at which this thread ran: bool[n]; no row = asleep."""
-    row = np.searchsorted(other.t_ns, t_ns)
-    at = np.minimum(row, other.t_ns.size - 1)
-    return np.asarray((other.t_ns[at] == t_ns) & (other.state[at] == ord("R")), np.bool_)
+    next_row = np.searchsorted(thread.t_ns, t_ns)
+    row = np.minimum(next_row, thread.t_ns.size - 1)
+    return np.asarray((thread.t_ns[row] == t_ns) & (thread.state[row] == ord("R")), np.bool_)
 
 
 def _measure_busiest_threads(
@@ -357,11 +363,11 @@ def _measure_busiest_threads(
     busiest_tid, most_ns, longest_ns = 0, 0.0, np.zeros(int(inside.sum()))
     for tid in tids:
         thread = rank.main.threads[tid]
-        used = compute_column_increase(
+        cpu_ns = compute_column_increase(
             thread.t_ns, thread.on_cpu_ns, lost.start_ns[inside], lost.end_ns[inside]
         )
-        used = np.nan_to_num(used)
-        longest_ns = np.maximum(longest_ns, used)
-        if used.sum() > most_ns:
-            busiest_tid, most_ns = tid, float(used.sum())
+        cpu_ns = np.nan_to_num(cpu_ns)
+        longest_ns = np.maximum(longest_ns, cpu_ns)
+        if cpu_ns.sum() > most_ns:
+            busiest_tid, most_ns = tid, float(cpu_ns.sum())
     return busiest_tid, longest_ns

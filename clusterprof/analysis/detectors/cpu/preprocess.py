@@ -123,11 +123,11 @@ class CpuPreprocess:
                 measure_own_code(rank, lost),
             )
             # A loop that polls without a pause computes while it waits; all others sleep then.
-            polls = any(work.place == BUSY for work in find_awaited_work(rank, lost))
-            both = np.maximum(in_loop, share) if polls else np.minimum(in_loop + share, 1.0)
+            polls = any(work.wait_reason == BUSY for work in find_awaited_work(rank, lost))
+            total_share = np.maximum(in_loop, share) if polls else np.minimum(in_loop + share, 1.0)
             if sum_claimed_ns(lost, in_loop) > sum_claimed_ns(lost, share):
-                return _claim_training_loop(lost, both)
-            share = both
+                return _claim_training_loop(lost, total_share)
+            share = total_share
         traced = measure_host_work(rank, lost, layout.PREPARING_DATA)
         if sum_claimed_ns(lost, traced) > sum_claimed_ns(lost, share):
             return _claim_traced_functions(rank, lost, share, traced)
@@ -212,11 +212,11 @@ def _describe_own_work(
     rank: Rank, lost: LostTime, breakdown: DataWaitBreakdown, share: Float
 ) -> list[Evidence]:
     """Describe what the training thread itself computed in waits for its workers."""
-    own = np.where(breakdown.worker_pid == rank.pid, share, 0.0)
-    if not rank.workers or not own.any():
+    own_share = np.where(breakdown.worker_pid == rank.pid, share, 0.0)
+    if not rank.workers or not own_share.any():
         return []
     note = "of the waits, the training thread itself computed in the loader, not a worker"
-    ratio = compute_claimed_mean(lost, share, own)
+    ratio = compute_claimed_mean(lost, share, own_share)
     return [Evidence("loader.own_work_ratio", ratio, "ratio", note)]
 
 

@@ -43,7 +43,7 @@ from clusterprof import signals
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
-    compute_place_ratios,
+    compute_sleep_ratios,
     find_certain_idle_time,
     is_poll,
     limit_to_lost_time,
@@ -162,7 +162,7 @@ def _measure_driver_waits(rank: Rank, lost: LostTime, inside: NDArray[np.bool_])
     if thread is None:
         return np.zeros(lost.start_ns.size)
     polls = find_sleep_samples(thread, rank.chunk.wchan_names, is_poll)
-    ratios = compute_place_ratios(rank, lost, inside, polls)
+    ratios = compute_sleep_ratios(rank, lost, inside, polls)
     polled_ns = measure_sleep(rank, lost, inside) * ratios
     busy_ns = (lost.end_ns - lost.start_ns - lost.lost_ns).astype(np.float64)
     return find_certain_idle_time(polled_ns, busy_ns)

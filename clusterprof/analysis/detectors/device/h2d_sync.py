@@ -189,17 +189,17 @@ def _estimate_active_ratio(rank: Rank, lost: LostTime, inside: np.ndarray) -> fl
     """
     active_share = measure_main_thread(rank, "on_cpu_ns", lost, inside)
     active_share += np.nan_to_num(measure_main_thread(rank, "run_delay_ns", lost, inside))
-    known = inside & ~np.isnan(active_share)
-    if not known.any():
+    measured = inside & ~np.isnan(active_share)
+    if not measured.any():
         return 1.0
-    ran_ns = float((active_share * (lost.end_ns - lost.start_ns))[known].sum())
-    lost_ns = max(float(lost.lost_ns[known].sum()), 1.0)
-    asleep_ns = measure_sleep(rank, lost, known)
+    ran_ns = float((active_share * (lost.end_ns - lost.start_ns))[measured].sum())
+    lost_ns = max(float(lost.lost_ns[measured].sum()), 1.0)
+    asleep_ns = measure_sleep(rank, lost, measured)
     elsewhere_ns = float(asleep_ns.sum())
     if elsewhere_ns < _MAX_SHORT_SLEEP_RATIO * lost_ns:
         return 1.0
     # The queue was empty after such a wait, so the device was idle while the thread slept there.
-    drained = known & find_drained_segments(rank, lost)
+    drained = measured & find_drained_segments(rank, lost)
     idle_asleep_ns = float(np.minimum(asleep_ns, lost.lost_ns)[drained].sum())
     active_ns = min(max(ran_ns, lost_ns - elsewhere_ns), lost_ns - idle_asleep_ns)
     return min(1.0, active_ns / lost_ns)

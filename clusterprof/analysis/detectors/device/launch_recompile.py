@@ -82,10 +82,10 @@ class LaunchRecompile:
             length = float((compilations.end_ns - compilations.start_ns).mean())
             note = "a compilation took on average"
             evidence.append(Evidence("compile.mean_ns", length, "ns", note))
-            before = compilations.compiled_before
-            known = before[before >= 0]  # JAX does not report it
-            if known.size:
-                repeated = float(np.mean(known > 0))
+            compiled_before = compilations.compiled_before
+            counts = compiled_before[compiled_before >= 0]  # JAX does not report it
+            if counts.size:
+                repeated = float(np.mean(counts > 0))
                 note = "of the compilations were of code that had been compiled before"
                 evidence.append(Evidence("compile.again_ratio", repeated, "ratio", note))
         return Claims(inside.astype(float), "A", tuple(evidence))

@@ -89,14 +89,14 @@ class MemoryFree:
         if not share.any():
             return Claims(share, "A")
         evidence = []
-        for activity, name, what in (
+        for activity, name, action in (
             (layout.FREEING_MEMORY, "freeing", "returned memory to the driver"),
             (layout.PINNING_MEMORY, "pinning", "pinned memory of the host"),
         ):
             part = measure_host_work(rank, lost, activity)
             if part.any():
                 ratio = min(sum_claimed_ns(lost, part) / sum_claimed_ns(lost, share), 1.0)
-                note = f"of that time, the host {what}"
+                note = f"of that time, the host {action}"
                 evidence.append(Evidence(f"host.{name}_ratio", ratio, "ratio", note))
         evidence[1:1] = _measure_returned_blocks(rank, limits)
         return Claims(share, "A", tuple(evidence))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterprof.analysis.detectors.base import (
-    compute_place_ratios,
+    compute_sleep_ratios,
     limit_to_lost_time,
     measure_main_thread,
     measure_sleep,
@@ -126,7 +126,7 @@ def estimate_blocked_share(
     # A read or a write works in the kernel before and after it sleeps there.
     system = np.nan_to_num(measure_main_thread(rank, "system_ns", lost, inside))
     unavailable_ns = measure_sleep(rank, lost, inside) + system * length
-    blocked_ns = unavailable_ns * compute_place_ratios(rank, lost, inside, samples)
+    blocked_ns = unavailable_ns * compute_sleep_ratios(rank, lost, inside, samples)
     if float(blocked_ns.sum()) < min_ratio * float(length[inside].sum()):
         return out
     # Nothing was launched while it was blocked: idle time of a segment belongs to it.
@@ -204,10 +204,10 @@ def _sum_read_bytes(rank: Rank) -> float:
 
 def _classify_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return the samples blocked in logs and those blocked in saves, bool[samples] each."""
-    known = rank.chunk.shared.get((_SAMPLES, rank.pid))
-    if known is None:
-        known = rank.chunk.shared[_SAMPLES, rank.pid] = _find_write_samples(rank)
-    return known  # type: ignore[no-any-return]
+    samples = rank.chunk.shared.get((_SAMPLES, rank.pid))
+    if samples is None:
+        samples = rank.chunk.shared[_SAMPLES, rank.pid] = _find_write_samples(rank)
+    return samples  # type: ignore[no-any-return]
 
 
 def _find_write_samples(rank: Rank) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

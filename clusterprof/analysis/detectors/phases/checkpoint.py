@@ -98,12 +98,12 @@ class Checkpoint:
             length = float((saves.end_ns - saves.start_ns).sum() + after_ns) / saves.start_ns.size
             note = "a save took on average" + (", with the writes after it" if after_ns else "")
             evidence.append(Evidence("checkpoint.mean_ns", length, "ns", note))
-            known = saves.bytes[saves.bytes >= 0]
-            if known.size:
+            save_bytes = saves.bytes[saves.bytes >= 0]
+            if save_bytes.size:
                 evidence.append(
                     Evidence(
                         "checkpoint.mean_bytes",
-                        float(known.mean()),
+                        float(save_bytes.mean()),
                         "bytes",
                         "a save wrote on average",
                     )

@@ -150,26 +150,26 @@ class EvalHost:
             ratio = compute_claimed_mean(lost, traced)
             evidence += name_host_functions(rank, lost, traced, layout.OTHER_WORK)
             evidence.append(Evidence("host.elsewhere_ratio", ratio, "ratio", note))
-        others = np.maximum(np.maximum(writing, pause_share), traced)
+        other_share = np.maximum(np.maximum(writing, pause_share), traced)
         awaited = [work for work in find_awaited_work(rank, lost) if work.takes_output]
         if not awaited:
-            return Claims(share + others, grade, tuple(evidence))
-        return _claim_receivers(lost, Claims(share + others, grade, tuple(evidence)), awaited)
+            return Claims(share + other_share, grade, tuple(evidence))
+        return _claim_receivers(lost, Claims(share + other_share, grade, tuple(evidence)), awaited)
 
 
-def _claim_receivers(lost: LostTime, own: Claims, awaited: Sequence[AwaitedWork]) -> Claims:
+def _claim_receivers(lost: LostTime, claims: Claims, awaited: Sequence[AwaitedWork]) -> Claims:
     """Add the time in which the step waited for those that take what it logs or saves."""
     # Time in which such a process had no CPU is `cpu-contention`.
     parts = [work.active_share - work.runnable_share for work in awaited]
-    share = np.minimum(own.share + np.sum(parts, axis=0), 1.0)
-    most = max(awaited, key=lambda work: sum_claimed_ns(lost, work.active_share))
-    note = f"of that time the training thread waited for {most.resource} to take its output"
-    ratio = compute_claimed_mean(lost, share, most.share)
-    evidence = (Evidence("awaited.waiting_ratio", ratio, "ratio", note), *own.evidence)
-    if sum_claimed_ns(lost, share) > 2 * sum_claimed_ns(lost, own.share):
-        grade: Grade = "B" if most.is_sure else "C"
-        return Claims(share, grade, evidence, most.resource, most.resource_facts)
-    return Claims(share, own.grade, evidence, own.resource, own.resource_facts)
+    share = np.minimum(claims.share + np.sum(parts, axis=0), 1.0)
+    longest = max(awaited, key=lambda work: sum_claimed_ns(lost, work.active_share))
+    note = f"of that time the training thread waited for {longest.resource} to take its output"
+    ratio = compute_claimed_mean(lost, share, longest.share)
+    evidence = (Evidence("awaited.waiting_ratio", ratio, "ratio", note), *claims.evidence)
+    if sum_claimed_ns(lost, share) > 2 * sum_claimed_ns(lost, claims.share):
+        grade: Grade = "B" if longest.is_sure else "C"
+        return Claims(share, grade, evidence, longest.resource, longest.resource_facts)
+    return Claims(share, claims.grade, evidence, claims.resource, claims.resource_facts)
 
 
 def _measure_pauses(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> tuple[Float, bool]:
@@ -179,9 +179,9 @@ def _measure_pauses(rank: Rank, lost: LostTime, limits: EvalHost.Limits) -> tupl
     """
     share, is_sure = find_pauses(rank, lost, limits)
     if has_loader(rank):  # else the thread may build its batches
-        whole = find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns)
+        whole_pauses = find_whole_pauses(rank, lost, limits.nothing_launched_at_least_ns)
         own_code = measure_own_code(rank, lost)
-        share = np.maximum(np.maximum(share, whole), own_code)
+        share = np.maximum(np.maximum(share, whole_pauses), own_code)
         is_sure |= 2 * sum_claimed_ns(lost, own_code) > sum_claimed_ns(lost, share)
     return share, is_sure
 

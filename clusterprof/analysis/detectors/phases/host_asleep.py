@@ -62,8 +62,8 @@ from clusterprof.analysis.detectors.awaited_work import (
 from clusterprof.analysis.detectors.base import (
     Claims,
     compute_claimed_mean,
-    compute_place_ratios,
     compute_sample_ratio,
+    compute_sleep_ratios,
     find_certain_idle_time,
     is_poll,
     may_wait_in_driver,
@@ -73,7 +73,7 @@ from clusterprof.analysis.detectors.base import (
     select_phases,
     sum_claimed_ns,
 )
-from clusterprof.analysis.timeline.code_places import split_at_own_line
+from clusterprof.analysis.timeline.code_locations import split_at_own_line
 from clusterprof.analysis.timeline.data_wait.samples import find_sleep_samples
 from clusterprof.analysis.timeline.device_sync import find_samples_in_waits
 from clusterprof.analysis.timeline.intervals import find_containing, merge_intervals
@@ -90,19 +90,19 @@ from clusterprof.analysis.timeline.model import (
 )
 from clusterprof.analysis.timeline.series import compute_column_increase
 from clusterprof.analysis.timeline.spans import FetchSpans
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 from clusterprof.report.model import Cause, Evidence, Grade
 
 _ASLEEP = (layout.SLEEPING, layout.WAITING_FOR_LOCK)
 _TIMER = "nanosleep"
 """Part of the names of kernel functions in which a thread sleeps that asked for a time."""
-_PROCESS_PLACES = ("do_wait", "kernel_wait", "kernel_clone", "wait_for_vfork")
+_PROCESS_WCHANS = ("do_wait", "kernel_wait", "kernel_clone", "wait_for_vfork")
 """Beginnings of the names of kernel functions in which a thread waits for a process; "do_wait" also
 ends the name of a wait for a lock, `futex_do_wait`.
 """
 _PIPE_WRITE = "pipe_write"
-_CONNECTION_PLACES = (
+_CONNECTION_WCHANS = (
     "sk_wait",
     "wait_woken",
     "tcp_recv",
@@ -172,8 +172,8 @@ class HostAsleep:
         loading = _claim_loading_thread(rank, lost, breakdown)
         awaited, work = _claim_awaited_process(rank, lost)
         if work is not None and awaited.any():
-            who = work.resource
-            note = f"of that time the training thread waited for {who}, which slept in a timer"
+            resource = work.resource
+            note = f"of that time the training thread waited for {resource}, which slept in a timer"
             ratio = compute_claimed_mean(lost, awaited)
             evidence = [Evidence("awaited.in_timer_ratio", ratio, "ratio", note), *evidence]
             if sum_claimed_ns(lost, awaited) <= sum_claimed_ns(lost, training):
@@ -197,37 +197,37 @@ def _claim_awaited_process(rank: Rank, lost: LostTime) -> tuple[Float, AwaitedWo
     float64[n].
     """
     works = [work for work in find_awaited_work(rank, lost) if work.timer_ratio > 0]
-    none = np.zeros(lost.start_ns.size)
+    no_share = np.zeros(lost.start_ns.size)
     if not works:
-        return none, None
-    parts = [(work.share - work.active_share) * work.timer_ratio for work in works]
-    most = max(zip(parts, works), key=lambda pair: sum_claimed_ns(lost, pair[0]))[1]
-    share = np.maximum(np.sum(parts, axis=0), 0.0)
-    return (share, most) if share.mean() >= _MIN_AWAITED_RATIO else (none, None)
+        return no_share, None
+    shares = [(work.share - work.active_share) * work.timer_ratio for work in works]
+    longest = max(zip(shares, works), key=lambda pair: sum_claimed_ns(lost, pair[0]))[1]
+    share = np.maximum(np.sum(shares, axis=0), 0.0)
+    return (share, longest) if share.mean() >= _MIN_AWAITED_RATIO else (no_share, None)
 
 
 def _claim_training_thread(
     rank: Rank, lost: LostTime, limits: HostAsleep.Limits
 ) -> tuple[Float, list[Evidence], Grade]:
     """Return the share of each segment in which the training thread slept, float64[n]."""
-    none: tuple[Float, list[Evidence], Grade] = (np.zeros(lost.start_ns.size), [], "B")
+    no_claim: tuple[Float, list[Evidence], Grade] = (np.zeros(lost.start_ns.size), [], "B")
     inside = select_phases(lost, PHASE_COMPUTE if rank.marked else PHASE_NONE)
     thread = rank.main.threads.get(rank.pid)
     if thread is None or not inside.any():
-        return none
+        return no_claim
     timer = find_sleep_samples(thread, rank.chunk.wchan_names, _is_timer)
     connection_ratios, outside_ratio = _measure_connections(rank, lost, inside)
     if not timer.any() and not connection_ratios.any():
-        return none
+        return no_claim
     length_ns = (lost.end_ns - lost.start_ns).astype(np.float64)
     asleep_ns = measure_sleep(rank, lost, inside)
-    timer_ns = asleep_ns * compute_place_ratios(rank, lost, inside, timer)
+    timer_ns = asleep_ns * compute_sleep_ratios(rank, lost, inside, timer)
     connection_ns = asleep_ns * connection_ratios
     for work in find_awaited_work(rank, lost):  # it waited for a part of the job
         awaited_ns = work.share * length_ns
-        if work.place == TIMER:
+        if work.wait_reason == TIMER:
             timer_ns = np.maximum(timer_ns - awaited_ns, 0.0)
-        if work.place == CONNECTION:
+        if work.wait_reason == CONNECTION:
             connection_ns = np.maximum(connection_ns - awaited_ns, 0.0)
     # A host that waits for its device sleeps too, while the device is busy. Without a device
     # the sleep itself is the loss.
@@ -238,7 +238,7 @@ def _claim_training_thread(
     certain_ns -= np.minimum(own_ns, certain_ns)
     room_ns = expected_ns + certain_ns
     if room_ns.sum() < limits.asleep_at_least_ratio * length_ns[inside].sum():
-        return none
+        return no_claim
     share = np.minimum(room_ns / np.maximum(lost.lost_ns, 1), 1.0)
     is_known = timer_ns.sum() >= connection_ns.sum() or outside_ratio >= _MIN_KNOWN_RATIO
     evidence = _build_evidence(lost, share, timer_ns, connection_ns)
@@ -268,23 +268,25 @@ def _measure_connections(
             connection[:] = poll[:] = False
         elif may_wait_in_driver(rank):
             poll[:] = False
-        return compute_place_ratios(rank, lost, inside, connection | poll), 0.0
-    outside, own = calls
-    most = outside if _may_wait_for_rank(rank) else outside + own
-    on_connection = compute_place_ratios(rank, lost, inside, connection)
-    on_connection *= _compute_cap(on_connection, inside, most)
+        return compute_sleep_ratios(rank, lost, inside, connection | poll), 0.0
+    outside_ratio, unknown_ratio = calls
+    max_ratio = outside_ratio if _may_wait_for_rank(rank) else outside_ratio + unknown_ratio
+    on_connection = compute_sleep_ratios(rank, lost, inside, connection)
+    on_connection *= _compute_cap(on_connection, inside, max_ratio)
     # A driver polls in any line that needs its device, so only known calls count there.
-    in_poll = compute_place_ratios(rank, lost, inside, poll)
-    most = min(most, outside) if may_wait_in_driver(rank) else most
-    in_poll *= _compute_cap(in_poll, inside, most)
-    known = min(outside + own * compute_sample_ratio(connection, writing), 1.0)
-    return on_connection + in_poll, known / max(outside + own, 1e-9)
+    in_poll = compute_sleep_ratios(rank, lost, inside, poll)
+    max_ratio = min(max_ratio, outside_ratio) if may_wait_in_driver(rank) else max_ratio
+    in_poll *= _compute_cap(in_poll, inside, max_ratio)
+    known_ratio = min(
+        outside_ratio + unknown_ratio * compute_sample_ratio(connection, writing), 1.0
+    )
+    return on_connection + in_poll, known_ratio / max(outside_ratio + unknown_ratio, 1e-9)
 
 
-def _compute_cap(ratios: Float, inside: NDArray[np.bool_], most: float) -> float:
-    """Compute the factor that makes the mean of some ratios at most `most`."""
+def _compute_cap(ratios: Float, inside: NDArray[np.bool_], max_mean: float) -> float:
+    """Compute the factor that makes the mean of some ratios at most `max_mean`."""
     mean = float(ratios[inside].mean())
-    return min(most / mean, 1.0) if mean > 0 else 1.0
+    return min(max_mean / mean, 1.0) if mean > 0 else 1.0
 
 
 def _measure_calls(
@@ -312,11 +314,11 @@ def _measure_calls(
     return float(weight[kind == _OUTSIDE].sum()) / total, float(weight[kind == _OWN].sum()) / total
 
 
-def _classify_stack(table: StackTable, stack: int) -> int:
+def _classify_stack(table: StackTree, stack: int) -> int:
     """Classify a stack by what the innermost line of the job's own code called."""
-    places = [table.places[place] for place in table.list_places(stack)]
-    parts = split_at_own_line(places)
-    called = [place.file for place in (parts[1] if parts else places)]
+    locations = [table.locations[index] for index in table.list_locations(stack)]
+    parts = split_at_own_line(locations)
+    called = [location.file for location in (parts[1] if parts else locations)]
     if any(map(_JOB_FILES.search, called)):
         return _OF_JOB
     return _OUTSIDE if any(map(_OUTSIDE_FILES.search, called)) else _OWN
@@ -343,8 +345,8 @@ def _claim_loading_thread(rank: Rank, lost: LostTime, breakdown: DataWaitBreakdo
         if np.count_nonzero(asleep) < _MIN_STACKS:
             continue
         timer = find_sleep_samples(thread, rank.chunk.wchan_names, _is_timer)
-        own = waits & (breakdown.worker_pid == pid)
-        share[own] = breakdown.unknown[own] * compute_sample_ratio(asleep, timer)
+        rows = waits & (breakdown.worker_pid == pid)
+        share[rows] = breakdown.unknown[rows] * compute_sample_ratio(asleep, timer)
     return share
 
 
@@ -363,7 +365,7 @@ def _may_wait_for_rank(rank: Rank) -> bool:
 
 
 def _is_timer(name: str) -> bool:
-    return _TIMER in name or name.startswith(_PROCESS_PLACES)
+    return _TIMER in name or name.startswith(_PROCESS_WCHANS)
 
 
 def _is_pipe_write(name: str) -> bool:
@@ -371,7 +373,7 @@ def _is_pipe_write(name: str) -> bool:
 
 
 def _is_connection(name: str) -> bool:
-    return any(part in name for part in _CONNECTION_PLACES)
+    return any(part in name for part in _CONNECTION_WCHANS)
 
 
 def _build_evidence(
@@ -397,11 +399,11 @@ def _measure_other_threads(rank: Rank, lost: LostTime, rows: NDArray[np.bool_]) 
 
     rows: bool[n]. Returns float64[n], ns.
     """
-    out = np.zeros(lost.start_ns.size)
+    longest_ns = np.zeros(lost.start_ns.size)
     for tid, thread in rank.main.threads.items():
         if tid != rank.pid:
-            ran = compute_column_increase(
+            ran_ns = compute_column_increase(
                 thread.t_ns, thread.on_cpu_ns, lost.start_ns[rows], lost.end_ns[rows]
             )
-            out[rows] = np.maximum(out[rows], np.nan_to_num(ran))
-    return out
+            longest_ns[rows] = np.maximum(longest_ns[rows], np.nan_to_num(ran_ns))
+    return longest_ns

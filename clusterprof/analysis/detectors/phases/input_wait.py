@@ -83,8 +83,8 @@ class InputWait:
             return Claims(share, "B")
         inside = select_phases(lost, PHASE_DATA_WAIT)
         traced = compute_loading_shares(rank, lost.start_ns, lost.end_ns)
-        known = sum(traced.values()) if traced is not None else 0.0
-        share = np.where(inside, 1.0 - known, 0.0)
+        traced_share = sum(traced.values()) if traced is not None else 0.0
+        share = np.where(inside, 1.0 - traced_share, 0.0)
         share[share < limits.unseen_at_least_ratio] = 0.0
         reading = measure_host_work(rank, lost, layout.READING_DATA)
         if sum_claimed_ns(lost, reading) > sum_claimed_ns(lost, share):

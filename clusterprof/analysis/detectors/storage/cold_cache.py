@@ -176,7 +176,7 @@ def _compute_missed_ratio(rank: Rank, lost: LostTime, share: Float) -> float | N
             continue
         chars = series.compute_column_increase(io.t_ns, io.read_chars, start, end)
         read = series.compute_column_increase(io.t_ns, io.read_bytes, start, end)
-        known = ~np.isnan(chars + read)
-        requested += float(chars[known].sum())
-        fetched += float(read[known].sum())
+        measured = ~np.isnan(chars + read)
+        requested += float(chars[measured].sum())
+        fetched += float(read[measured].sum())
     return min(1.0, fetched / requested) if requested > 0 else None

@@ -74,15 +74,17 @@ class StorageContention:
         share = limit_to_reads(lost, breakdown.block_io)
         share[share < limits.blocked_at_least_ratio] = 0.0
         reading = get_read_breakdown(rank, lost, breakdown)
-        others = reading.other_traffic
-        share *= others.ratio * (1 - reading.cold_ratio)
+        other_traffic = reading.other_traffic
+        share *= other_traffic.ratio * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "B")
         note = "of the disk's traffic around those waits did not belong to the job"
         busy = "of that time, the disk had requests to work on"
         evidence = (
-            Evidence("disk.others_ratio", others.ratio, "ratio", note),
-            Evidence("disk.others_bytes_total", others.other_bytes, "bytes", "not the job's"),
-            Evidence("disk.busy_ratio", others.busy_ratio, "ratio", busy),
+            Evidence("disk.others_ratio", other_traffic.ratio, "ratio", note),
+            Evidence(
+                "disk.others_bytes_total", other_traffic.other_bytes, "bytes", "not the job's"
+            ),
+            Evidence("disk.busy_ratio", other_traffic.busy_ratio, "ratio", busy),
         )
-        return Claims(share, "B", evidence, others.disk)
+        return Claims(share, "B", evidence, other_traffic.disk)

@@ -196,8 +196,8 @@ def _sum_job_writes(chunk: Chunk) -> float | None:
     for process in chunk.processes.values():
         if process.io is None or not process.io.t_ns.size:
             continue  # its reads are unknown too, so nothing is claimed
-        growth, bad = series.compute_differences(process.io.write_bytes)
-        if bad.any():
+        growth, unusable = series.compute_differences(process.io.write_bytes)
+        if unusable.any():
             return None
         total += float(growth.sum())
     return total
@@ -308,8 +308,8 @@ def _build_read_breakdown(
         by_mount[requests.kind, requests.mount] = (
             by_mount.get((requests.kind, requests.mount), 0.0) + requests.total_ns
         )
-    whole = sum(by_mount.values())
-    if whole <= 0:
+    total_ns = sum(by_mount.values())
+    if total_ns <= 0:
         has_counters = any(name == signals.NFS_EXECUTE.name for name, _ in rank.chunk.series)
         return ReadBreakdown(
             cold,
@@ -326,7 +326,7 @@ def _build_read_breakdown(
         sum(requests.metadata_ns for requests in spent),
         sum(requests.read_ns for requests in spent),
     ]
-    parts = _merge_small_parts(np.array(by_part) / whole)
+    parts = _merge_small_parts(np.array(by_part) / total_ns)
     kind, mount = max(sorted(by_mount), key=lambda name: by_mount[name])
     operations = sum(requests.operations for requests in spent)
     queue, metadata = float(parts[0]), float(parts[1])
@@ -340,16 +340,18 @@ def _measure_nfs_requests(rank: Rank, lost: LostTime, share: Float) -> Iterator[
         mount, _, operation = device.rpartition(":")
         if operation != "READ" and operation not in NFS_METADATA:
             continue
-        whole = measure_claimed_growth(rank, signals.NFS_EXECUTE.name, device, lost, share) or 0.0
-        rtt = measure_claimed_growth(rank, signals.NFS_RTT.name, device, lost, share)
-        server = whole if rtt is None else min(rtt, whole)
+        execute_ns = (
+            measure_claimed_growth(rank, signals.NFS_EXECUTE.name, device, lost, share) or 0.0
+        )
+        rtt_ns = measure_claimed_growth(rank, signals.NFS_RTT.name, device, lost, share)
+        server_ns = execute_ns if rtt_ns is None else min(rtt_ns, execute_ns)
         if operation == "READ":
-            yield _RequestTime("nfs", mount, whole - server, 0.0, server, 0.0)
+            yield _RequestTime("nfs", mount, execute_ns - server_ns, 0.0, server_ns, 0.0)
         else:
             operations = (
                 measure_claimed_growth(rank, signals.NFS_OPS.name, device, lost, share) or 0.0
             )
-            yield _RequestTime("nfs", mount, whole - server, server, 0.0, operations)
+            yield _RequestTime("nfs", mount, execute_ns - server_ns, server_ns, 0.0, operations)
 
 
 def _measure_lustre_requests(rank: Rank, lost: LostTime, share: Float) -> Iterator[_RequestTime]:
@@ -364,11 +366,13 @@ def _measure_lustre_requests(rank: Rank, lost: LostTime, share: Float) -> Iterat
         elif kind == "read":
             queue_ns = 0.0
             # Pages are pending for an instant before every RPC: they queue only at the limit.
-            full = measure_claimed_growth(rank, signals.LUSTRE_AT_LIMIT.name, mount, lost, share)
+            at_limit = measure_claimed_growth(
+                rank, signals.LUSTRE_AT_LIMIT.name, mount, lost, share
+            )
             fetched = measure_claimed_growth(
                 rank, signals.LUSTRE_FETCHED_BYTES.name, mount, lost, share
             )
-            if full and fetched and operations:
+            if at_limit and fetched and operations:
                 pending = compute_gauge_integral(rank, signals.LUSTRE_PENDING, mount, lost, share)
                 queue_ns = pending / (fetched / operations)
             yield _RequestTime("lustre", mount, queue_ns, 0.0, ns, 0.0)
@@ -535,16 +539,16 @@ def find_most_read_mount(rank: Rank, lost: LostTime, share: Float) -> tuple[str,
 
     Without any bytes: the only mounted file system in user space, which has no counters.
     """
-    best = ("", "", 0.0)
+    most_read = ("", "", 0.0)
     for signal in SERVER_READ_SIGNALS:
         mount, read_bytes = find_busiest_device(rank, signal.name, lost, share)
-        if read_bytes > best[2]:
-            best = (signal.name.partition(".")[0], mount, read_bytes)
-    if best[1]:
-        return best
+        if read_bytes > most_read[2]:
+            most_read = (signal.name.partition(".")[0], mount, read_bytes)
+    if most_read[1]:
+        return most_read
     mounts = rank.chunk.header.host.get("mounts") or ()
     points = {str(m.get("point", "")) for m in mounts if get_remote_type(m).startswith("fuse")}
-    return ("fuse", points.pop(), 0.0) if len(points) == 1 else best
+    return ("fuse", points.pop(), 0.0) if len(points) == 1 else most_read
 
 
 def _has_nfs_mount(rank: Rank) -> bool:

@@ -99,8 +99,8 @@ class StorageLocal:
             lost, breakdown.reading_cpu
         )
         share[share < limits.blocked_at_least_ratio] = 0.0
-        others = limit_to_reads(lost, breakdown.block_io) * reading.other_traffic.ratio
-        share = np.maximum(share - others, 0.0) * (1 - reading.cold_ratio)
+        other_share = limit_to_reads(lost, breakdown.block_io) * reading.other_traffic.ratio
+        share = np.maximum(share - other_share, 0.0) * (1 - reading.cold_ratio)
         if not share.any():
             return Claims(share, "B")
         disk, read_bytes = find_awaited_disk(rank, lost, share)

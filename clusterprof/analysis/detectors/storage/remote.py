@@ -168,7 +168,7 @@ def _find_slow_target(rank: Rank, lost: LostTime, share: Float) -> str:
         return ""
     slowest = max(sorted(spent), key=lambda target: spent[target][1] / spent[target][0])
     rpcs, ns = spent.pop(slowest)
-    others = sum(rpcs_and_ns[1] for rpcs_and_ns in spent.values()) / sum(
+    other_mean_ns = sum(rpcs_and_ns[1] for rpcs_and_ns in spent.values()) / sum(
         rpcs_and_ns[0] for rpcs_and_ns in spent.values()
     )
-    return slowest if ns / rpcs >= SLOW_TARGET_RATIO * others else ""
+    return slowest if ns / rpcs >= SLOW_TARGET_RATIO * other_mean_ns else ""

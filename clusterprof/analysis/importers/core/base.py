@@ -68,7 +68,7 @@ class Account:
         """Format the account as one line of text."""
         if not self.format:
             return f"{self.path.name}: left out: {self.cut}"
-        read = ", ".join(f"{n:,} {what}" for what, n in self.read.items() if n) or "nothing"
+        read = ", ".join(f"{n:,} {unit}" for unit, n in self.read.items() if n) or "nothing"
         line = f"{self.path.name}: {self.format}: {read}"
         if self.skipped:
             top_reasons = self.skipped.most_common(_MAX_REASONS_SHOWN)

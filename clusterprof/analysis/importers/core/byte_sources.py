@@ -300,11 +300,11 @@ def _read_directory_size(file: io.BufferedIOBase) -> int:
     file.seek(max(0, end - _COMMENT_BYTES - _END_BYTES - _LOCATOR_BYTES - _END_64_BYTES))
     tail = file.read()
     file.seek(0)
-    at = tail.rfind(_END_MAGIC)
-    if at < 0 or len(tail) - at < _END_BYTES:
+    offset = tail.rfind(_END_MAGIC)
+    if offset < 0 or len(tail) - offset < _END_BYTES:
         return 0
-    size: int = struct.unpack_from("<I", tail, at + 12)[0]
-    large = at - _LOCATOR_BYTES - _END_64_BYTES
+    size: int = struct.unpack_from("<I", tail, offset + 12)[0]
+    large = offset - _LOCATOR_BYTES - _END_64_BYTES
     if large >= 0 and tail[large : large + 4] == _END_64_MAGIC:
         size = struct.unpack_from("<Q", tail, large + 40)[0]
     return size
@@ -337,12 +337,12 @@ class PackedMember:
         """Return the first bytes without consuming them; fewer if the member is damaged."""
         while len(self._peeked) < size:
             try:
-                more = self._plain.read(size - len(self._peeked))
+                further_bytes = self._plain.read(size - len(self._peeked))
             except DamagedError:
                 break
-            if not more:
+            if not further_bytes:
                 break
-            self._peeked += more
+            self._peeked += further_bytes
         return self._peeked
 
     def read(self, size: int, /) -> bytes:

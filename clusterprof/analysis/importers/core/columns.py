@@ -113,7 +113,7 @@ def list_unread_times(first_ns: int, last_ns: int, edges_ns: Int) -> Int:
 
 
 @dataclass(slots=True)
-class Column:
+class SignalColumn:
     """Readings of one signal of one device."""
 
     signal: str
@@ -205,7 +205,7 @@ class _BusyStream:
 class _SeriesStream:
     name: str
     t_ns: Int
-    columns: list[Column] = field(default_factory=list)
+    columns: list[SignalColumn] = field(default_factory=list)
 
     def next_ns(self, after_ns: int) -> Iterator[int]:
         row = int(self.t_ns.searchsorted(after_ns))
@@ -227,7 +227,7 @@ class _SeriesStream:
         )
 
 
-def build_streams(source: str, columns: Sequence[Column | BusyCounter]) -> list[Stream]:
+def build_streams(source: str, columns: Sequence[SignalColumn | BusyCounter]) -> list[Stream]:
     """Build the streams of a node's series; series with the same times share one."""
     streams: list[Stream] = []
     open_streams: dict[bytes, _SeriesStream] = {}
@@ -346,12 +346,14 @@ class OrderedSpans:
         rows = self._order[a:b].astype(np.int64)
         batch_of_row = self._first.searchsorted(rows, side="right") - 1
         for number in np.unique(batch_of_row).tolist():
-            here = np.flatnonzero(batch_of_row == number)
+            batch_rows = np.flatnonzero(batch_of_row == number)
             batch = self._batches[number]
-            for field_index, column in enumerate(batch.fields(rows[here] - self._first[number])):
-                table[field_index, here] = column
+            for field_index, column in enumerate(
+                batch.fields(rows[batch_rows] - self._first[number])
+            ):
+                table[field_index, batch_rows] = column
             if batch.columns[0] in _REFERRING_KINDS:
-                table[3, here] = self._sorted_row[table[3, here]]
+                table[3, batch_rows] = self._sorted_row[table[3, batch_rows]]
         return a, table
 
 
@@ -382,10 +384,10 @@ def describe_slowest_ranks(rank: Int, own_ns: Int, first: Int) -> list[str]:
     means = np.array([own_ns[rank == number].mean() for number in ranks])
     typical = max(float(np.median(means)), 1.0)
     parts = [
-        f"rank {ranks[at]} in {times[at]:,} of {first.size:,} steps"
-        f" ({means[at] / typical:.3g} times the median rank's mean)"
-        for at in chosen[:_MAX_SLOWEST_RANKS]
+        f"rank {ranks[index]} in {times[index]:,} of {first.size:,} steps"
+        f" ({means[index] / typical:.3g} times the median rank's mean)"
+        for index in chosen[:_MAX_SLOWEST_RANKS]
     ]
-    more = chosen.size - len(parts)
-    rest = f", and {more:,} more" if more else ""
-    return [f"slowest of {ranks.size:,} ranks: {', '.join(parts)}{rest}"]
+    hidden_count = chosen.size - len(parts)
+    suffix = f", and {hidden_count:,} more" if hidden_count else ""
+    return [f"slowest of {ranks.size:,} ranks: {', '.join(parts)}{suffix}"]

@@ -254,15 +254,15 @@ def match_operations(sequences: Sequence[OperationSequence]) -> list[MatchedGrou
     unmatched = [number for number, sequence in enumerate(sequences) if sequence.start_ns.size]
     groups = []
     while unmatched:
-        head, *rest = unmatched
+        head, *others = unmatched
         shifts = {head: 0}
-        for other in rest:
-            if sequences[other].key in {sequences[member].key for member in shifts}:
+        for candidate in others:
+            if sequences[candidate].key in {sequences[member].key for member in shifts}:
                 continue
-            shift = _find_row_shift(sequences[head], sequences[other])
+            shift = _find_row_shift(sequences[head], sequences[candidate])
             if shift is not None:
-                shifts[other] = shift
-        unmatched = [sequence_index for sequence_index in rest if sequence_index not in shifts]
+                shifts[candidate] = shift
+        unmatched = [sequence_index for sequence_index in others if sequence_index not in shifts]
         if len(shifts) > 1:
             low = min(shifts.values())
             groups.append(
@@ -273,7 +273,7 @@ def match_operations(sequences: Sequence[OperationSequence]) -> list[MatchedGrou
 
 def _find_row_shift(first: OperationSequence, second: OperationSequence) -> int | None:
     """Return by how many rows the first sequence begins earlier; None without a match."""
-    best, best_share = None, 0.0
+    best_shift, best_share = None, 0.0
     for shift in sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs):
         a, b = max(shift, 0), max(-shift, 0)
         rows = min(first.start_ns.size - a, second.start_ns.size - b, _MAX_ROWS_COMPARED)
@@ -287,5 +287,5 @@ def _find_row_shift(first: OperationSequence, second: OperationSequence) -> int 
         matches &= first.operation[first_rows] == second.operation[second_rows]
         share = float(np.mean(matches))
         if share > best_share:
-            best, best_share = shift, share
-    return best if best_share >= MIN_MATCHED_SHARE else None
+            best_shift, best_share = shift, share
+    return best_shift if best_share >= MIN_MATCHED_SHARE else None

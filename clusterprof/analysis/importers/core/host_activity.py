@@ -114,10 +114,10 @@ class HostWork:
     def within(self, start: Int, end: Int) -> HostWork:
         """Return the parts inside disjoint, sorted times, int64[m] each, ns."""
         inside = intervals.find_overlaps((start, end), (self.start, self.end))
-        kept = inside.end_ns - inside.start_ns >= MIN_WORK_NS
-        row = inside.interval[kept]
+        is_long = inside.end_ns - inside.start_ns >= MIN_WORK_NS
+        row = inside.interval[is_long]
         return HostWork(
-            inside.start_ns[kept], inside.end_ns[kept], self.activity[row], self.name[row]
+            inside.start_ns[is_long], inside.end_ns[is_long], self.activity[row], self.name[row]
         )
 
 
@@ -181,14 +181,16 @@ def build_host_activity(
     start, end = calls.of(COPY_CALL)
     short = end - start < LONG_LAUNCH_NS
     launches = _join([calls.of(LAUNCH), (start[short], end[short])])
-    launching_operators, others = _split_operators(calls, operators)
+    launching_operators, other_operators = _split_operators(calls, operators)
     launching = find_launching(*_join([launches, launching_operators]))
     launching = subtract_intervals(launching, counted)
     counted = _join([counted, launching])
     functions = _remove_times(functions, counted)
-    others = subtract_intervals(others, _join([counted, (functions.start, functions.end)]))
-    known = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
-    work = _join_work([*known, (others, layout.RUNNING_MODEL)], functions)
+    other_operators = subtract_intervals(
+        other_operators, _join([counted, (functions.start, functions.end)])
+    )
+    named_intervals = (loading, layout.WARMING_UP), *zip(memory, _MEMORY_ACTIVITIES)
+    work = _join_work([*named_intervals, (other_operators, layout.RUNNING_MODEL)], functions)
     work = overlay_work(work, _remove_times(samples, counted))
     return LaunchActivity(
         CoverageIndex(*launching),
@@ -251,12 +253,12 @@ def _find_loading(calls: HostCalls, steps_end_ns: Int) -> Intervals:
     long_enough = end - start >= MIN_LOAD_NS
     parts = [(start[long_enough], end[long_enough])]
     for thread in np.unique(calls.thread[calls.kind == CAPTURE]).tolist():
-        own = calls.thread == thread
-        begins = calls.start[own & (calls.kind == CAPTURE)]
-        ends = calls.end[own & (calls.kind == END_CAPTURE)]
-        at = np.searchsorted(ends, begins)
-        closed = at < ends.size
-        parts.append((begins[closed], ends[at[closed]]))
+        on_thread = calls.thread == thread
+        begins = calls.start[on_thread & (calls.kind == CAPTURE)]
+        ends = calls.end[on_thread & (calls.kind == END_CAPTURE)]
+        end_row = np.searchsorted(ends, begins)
+        closed = end_row < ends.size
+        parts.append((begins[closed], ends[end_row[closed]]))
     launches = calls.of(LAUNCH)[0]
     for kind in (LAUNCH, ALLOC, FREE, PIN, CREATE):
         start, end = calls.of(kind)
@@ -298,9 +300,11 @@ def overlay_work(work: HostWork, other: HostWork) -> HostWork:
     return _join_work([], work, _remove_times(other, (work.start, work.end)))
 
 
-def _join_work(known: Sequence[tuple[Intervals, int]], *named: HostWork) -> HostWork:
+def _join_work(named_intervals: Sequence[tuple[Intervals, int]], *named: HostWork) -> HostWork:
     """Join disjoint work: intervals and their activity, and work with names."""
-    parts = [(*times, *np.full((2, times[0].size), [[kind], [-1]])) for times, kind in known]
+    parts = [
+        (*times, *np.full((2, times[0].size), [[kind], [-1]])) for times, kind in named_intervals
+    ]
     parts += [(work.start, work.end, work.activity, work.name) for work in named]
     columns = [np.concatenate(column) for column in zip(*parts)]
     order = np.argsort(columns[0], kind="stable")

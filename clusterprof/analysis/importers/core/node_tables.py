@@ -29,9 +29,9 @@ from numpy.typing import ArrayLike
 
 from clusterprof.analysis.importers.core.columns import (
     BusyCounter,
-    Column,
     ImportedSpans,
     OrderedSpans,
+    SignalColumn,
     Stream,
     build_streams,
     list_unread_times,
@@ -120,7 +120,7 @@ class NodeTables:
         self._groups: list[dict[str, Any]] = []
         self._spans: dict[int, ImportedSpans] = {}
         self._names: dict[int, dict[int, str]] = {}
-        self._columns: list[Column | BusyCounter] = []
+        self._columns: list[SignalColumn | BusyCounter] = []
         self._events: list[Event] = []
 
     # Devices, ranks and process groups
@@ -209,7 +209,7 @@ class NodeTables:
         start_ns, end_ns: int64[n], ns.
         """
         names = self._names.setdefault(pid, {})
-        kind = next((known for known, word in names.items() if word == name), None)
+        kind = next((number for number, word in names.items() if word == name), None)
         if kind is None:
             if len(names) >= layout.NAMES_CAPACITY:
                 return
@@ -267,11 +267,11 @@ class NodeTables:
         """
         t, v = np.asarray(t_ns, np.int64), np.asarray(values)
         if v.dtype.kind != "f":
-            self._columns.append(Column(signal, device, t, v.astype(np.int64), None))
+            self._columns.append(SignalColumn(signal, device, t, v.astype(np.int64), None))
             return
         missing = np.isnan(v)
         mask = missing if missing.any() else None
-        self._columns.append(Column(signal, device, t, v.astype(np.float64), mask))
+        self._columns.append(SignalColumn(signal, device, t, v.astype(np.float64), mask))
 
     def add_unmeasured_device(self, device: str, from_ns: int, until_ns: int) -> None:
         """Add a device that the file does not show: it is not known when it was busy.

@@ -118,7 +118,7 @@ def _clean_text(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class FunctionCalls:
     """Calls of one thread: n rows, sorted by start, the longer first; times in ns."""
 
     start: Int
@@ -129,7 +129,7 @@ class Calls:
     """Number of calls around it."""
 
 
-def nest_calls(start: Int, end: Int) -> tuple[Calls, Int]:
+def nest_calls(start: Int, end: Int) -> tuple[FunctionCalls, Int]:
     """Nest the calls of one thread, given in any order; int64[n] each, ns.
 
     Calls that do not nest by some ns, as rounding makes them, are trimmed to the outer one. Returns
@@ -141,7 +141,7 @@ def nest_calls(start: Int, end: Int) -> tuple[Calls, Int]:
     for level in range(1, int(depth.max(initial=0)) + 1):  # from the outside inwards
         rows = np.flatnonzero(depth == level)
         end[rows] = np.minimum(end[rows], end[parent[rows]])
-    return Calls(start, end, parent, depth), order
+    return FunctionCalls(start, end, parent, depth), order
 
 
 def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
@@ -160,7 +160,7 @@ def _find_parents(start: Int, end: Int) -> tuple[Int, Int]:
     return parent, depth
 
 
-def find_innermost_calls(calls: Calls) -> tuple[Int, Int]:
+def find_innermost_calls(calls: FunctionCalls) -> tuple[Int, Int]:
     """Find in which call the thread was at each instant.
 
     Returns int64[m] each: times (ns) at which that may change, and the row of the innermost call
@@ -195,22 +195,22 @@ def build_stretches(
     start, end, place: int64[n], ns and numbers of places; calls of an unknown place (-1) are left
     out. window: from when to when, ns.
     """
-    kept = (place >= 0) & (end > window[0]) & (start < window[1])
-    start, end = np.maximum(start[kept], window[0]), np.minimum(end[kept], window[1])
+    is_inside = (place >= 0) & (end > window[0]) & (start < window[1])
+    start, end = np.maximum(start[is_inside], window[0]), np.minimum(end[is_inside], window[1])
     if not start.size:
         return NO_STRETCHES
     calls, order = nest_calls(start, end)
-    stack = _number_stacks(table, calls, place[kept][order])
-    at, inside = find_innermost_calls(calls)
-    lasting = np.flatnonzero((np.diff(at) > 0) & (inside[:-1] >= 0))
-    begin, until, number = at[lasting], at[lasting + 1], stack[inside[lasting]]
+    stack = _number_stacks(table, calls, place[is_inside][order])
+    edges, inside = find_innermost_calls(calls)
+    lasting = np.flatnonzero((np.diff(edges) > 0) & (inside[:-1] >= 0))
+    begin, until, number = edges[lasting], edges[lasting + 1], stack[inside[lasting]]
     opens = np.concatenate([[True], (begin[1:] > until[:-1]) | (number[1:] != number[:-1])])
     first = np.flatnonzero(opens)
     last = np.append(first[1:], begin.size) - 1
     return Stretches(begin[first], until[last], number[first])
 
 
-def _number_stacks(table: ImportedStacks, calls: Calls, place: Int) -> Int:
+def _number_stacks(table: ImportedStacks, calls: FunctionCalls, place: Int) -> Int:
     """Return the number of the stack of each call, int64[n]. place: int64[n]."""
     stack = np.zeros(place.size, np.int64)
     for level in range(int(calls.depth.max(initial=0)) + 1):
@@ -252,8 +252,10 @@ class CallLog:
         if not thread.size:
             return draw_samples(NO_STRETCHES)
         threads, number = np.unique(thread, return_inverse=True)
-        own = number == np.bincount(number, end - start, minlength=threads.size).argmax()
-        stretches = build_stretches(self.table, start[own], end[own], place[own], window)
+        on_busiest = number == np.bincount(number, end - start, minlength=threads.size).argmax()
+        stretches = build_stretches(
+            self.table, start[on_busiest], end[on_busiest], place[on_busiest], window
+        )
         return draw_samples(stretches)
 
 
@@ -283,8 +285,10 @@ def _draw_samples(stretches: Stretches, shortest_ns: int, longest_ns: int) -> tu
     row = np.repeat(np.flatnonzero(~is_short), parts)
     part = np.arange(row.size) - np.repeat(np.cumsum(parts) - parts, parts)
     count = np.repeat(parts, parts)
-    whole, rest = length[row] // count, length[row] % count  # a product could be too large
-    begin, until = (start[row] + whole * edge + rest * edge // count for edge in (part, part + 1))
+    quotient, remainder = length[row] // count, length[row] % count  # a product could be too large
+    begin, until = (
+        start[row] + quotient * edge + remainder * edge // count for edge in (part, part + 1)
+    )
     t_ns, interval = (begin + until) // 2, until - begin
     short = np.flatnonzero(is_short)
     passed = np.cumsum(length[short])

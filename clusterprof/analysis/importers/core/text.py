@@ -79,22 +79,22 @@ def name_trace(path: Path) -> str:
 
 def read_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines over 1 MiB are counted and left out."""
-    rest, skipping = b"", False
+    partial, skipping = b"", False
     for block in source.blocks(1 << 20):
-        *whole, last = (rest + block).split(b"\n")
-        if whole and skipping:
-            whole, skipping = whole[1:], False
-        for line in whole:
+        *lines, last = (partial + block).split(b"\n")
+        if lines and skipping:
+            lines, skipping = lines[1:], False
+        for line in lines:
             if len(line) > MAX_LINE_BYTES:
                 account.skipped["lines of more than 1 MiB"] += 1
             else:
                 yield line
-        rest = b"" if skipping else last
-        if len(rest) > MAX_LINE_BYTES:
+        partial = b"" if skipping else last
+        if len(partial) > MAX_LINE_BYTES:
             account.skipped["lines of more than 1 MiB"] += 1
-            rest, skipping = b"", True
-    if rest:
-        yield rest
+            partial, skipping = b"", True
+    if partial:
+        yield partial
 
 
 def parse_json(data: bytes | bytearray) -> Any:
@@ -180,28 +180,28 @@ def convert_to_ns(value: Any, unit_ns: int) -> int | None:
 def read_json_objects(source: Source, account: Account) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file that is one JSON list, each as soon as it is complete."""
     decoder = json.JSONDecoder()
-    buffer, at, started = "", 0, False
+    buffer, offset, started = "", 0, False
     for block in source.blocks(1 << 20):
-        buffer, at = buffer[at:] + block.decode("utf-8", "replace"), 0
+        buffer, offset = buffer[offset:] + block.decode("utf-8", "replace"), 0
         while True:
-            separator = _SEPARATOR.match(buffer, at)
-            at = separator.end() if separator else at  # the pattern also matches the empty string
+            separator = _SEPARATOR.match(buffer, offset)  # also matches the empty string
+            offset = separator.end() if separator else offset
             if not started:
-                at, started = at + buffer.startswith("[", at), True
+                offset, started = offset + buffer.startswith("[", offset), True
                 continue
-            if at >= len(buffer) or buffer[at] == "]":
+            if offset >= len(buffer) or buffer[offset] == "]":
                 break
             try:
-                value, at = decoder.raw_decode(buffer, at)
+                value, offset = decoder.raw_decode(buffer, offset)
             except (ValueError, RecursionError):
                 break
             if isinstance(value, dict):
                 yield value
             else:
                 account.skipped["entries that are not JSON objects"] += 1
-        if len(buffer) - at > 8 * MAX_LINE_BYTES:
+        if len(buffer) - offset > 8 * MAX_LINE_BYTES:
             break
-    if buffer[at:].strip(" \t\r\n,]"):
+    if buffer[offset:].strip(" \t\r\n,]"):
         account.cut = account.cut or "broken, or cut off; what came before was read"
 
 

@@ -41,17 +41,17 @@ def read_message_bytes(source: Source) -> memoryview:
     return memoryview(data)
 
 
-def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+def read_varint(data: memoryview, offset: int) -> tuple[int, int]:
     """Read an unsigned integer of up to 64 bits; return it and the offset behind it.
 
     Raises: WireError when it is cut off or longer than ten bytes.
     """
     value = shift = 0
-    for place in range(at, min(at + _MAX_VARINT_BYTES, len(data))):
-        byte = data[place]
+    for index in range(offset, min(offset + _MAX_VARINT_BYTES, len(data))):
+        byte = data[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place + 1
+            return value & 0xFFFFFFFFFFFFFFFF, index + 1
         shift += 7
     raise WireError("an integer is cut off")
 
@@ -61,33 +61,33 @@ def read_fields(data: memoryview) -> Iterator[Field]:
 
     Raises: WireError when the message is damaged; the fields before were yielded.
     """
-    at, size = 0, len(data)
-    while at < size:
-        tag = data[at]
+    offset, size = 0, len(data)
+    while offset < size:
+        tag = data[offset]
         if tag < 0x80:
-            at += 1
+            offset += 1
         else:
-            tag, at = read_varint(data, at)
+            tag, offset = read_varint(data, offset)
         number, kind = tag >> 3, tag & 7
         if kind == VARINT:
-            value = data[at] if at < size else 0x80
+            value = data[offset] if offset < size else 0x80
             if value < 0x80:
-                at += 1
+                offset += 1
             else:
-                value, at = read_varint(data, at)
+                value, offset = read_varint(data, offset)
             yield number, value
         elif kind == BYTES:
-            length, at = read_varint(data, at)
-            if length > size - at:
+            length, offset = read_varint(data, offset)
+            if length > size - offset:
                 raise WireError("a field is cut off")
-            yield number, data[at : at + length]
-            at += length
+            yield number, data[offset : offset + length]
+            offset += length
         elif kind in (FIXED64, FIXED32):
-            number_form = _FIXED64 if kind == FIXED64 else _FIXED32
-            if number_form.size > size - at:
+            fixed = _FIXED64 if kind == FIXED64 else _FIXED32
+            if fixed.size > size - offset:
                 raise WireError("a field is cut off")
-            yield number, number_form.unpack_from(data, at)[0]
-            at += number_form.size
+            yield number, fixed.unpack_from(data, offset)[0]
+            offset += fixed.size
         else:
             raise WireError(f"a field has the unknown type {kind}")
 

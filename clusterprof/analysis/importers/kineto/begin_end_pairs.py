@@ -38,7 +38,7 @@ class EventPairs:
 
     def join(self, events: Sequence[Any]) -> list[Any]:
         """Return the events that a block completes; others are counted or wait."""
-        whole = []
+        joined = []
         for event in events:
             if event.ph in self._begins:
                 opened = self._open.setdefault(_get_key(event), [])
@@ -51,10 +51,10 @@ class EventPairs:
                 if stack:
                     begin = stack.pop()
                     begin.ph, begin.dur = "X", self._subtract(event.ts, begin.ts)
-                    whole.append(begin)
+                    joined.append(begin)
                 else:
                     self._account.skipped[f"end without a begin event ({event.ph})"] += 1
-        return whole
+        return joined
 
     def finish(self) -> None:
         """Count the events that no end has closed."""

@@ -149,11 +149,11 @@ def _match_launch_calls(
         link >= 0
     )  # other ids have no call and may not fit the dtype
     link = np.where(is_valid, link, 0).astype(correlations.dtype)
-    at = np.searchsorted(correlations, link, side="right") - 1
-    is_known = is_valid & (at >= 0) & (correlations[np.maximum(at, 0)] == link)
+    row = np.searchsorted(correlations, link, side="right") - 1
+    is_known = is_valid & (row >= 0) & (correlations[np.maximum(row, 0)] == link)
     if not has_duplicates:
-        return np.where(is_known, order[np.maximum(at, 0)], -1)
-    low, high = np.searchsorted(correlations, link, side="left"), at
+        return np.where(is_known, order[np.maximum(row, 0)], -1)
+    low, high = np.searchsorted(correlations, link, side="left"), row
     while True:  # binary search for the last call with this id that began before the work
         searching = is_known & (low < high)
         if not searching.any():
@@ -275,10 +275,10 @@ def measure_exposed_collectives(
     window: from the first to the last step, ns. Of a kernel that crosses one of its edges only the
     part inside counts.
     """
-    at = np.flatnonzero(work.kind == classify.COMM)
-    start, end = work.start[at], work.ends(at)
-    if not at.size:
-        return ExposedCollectives(at, start, end, end, end, start)
+    collective_rows = np.flatnonzero(work.kind == classify.COMM)
+    start, end = work.start[collective_rows], work.ends(collective_rows)
+    if not collective_rows.size:
+        return ExposedCollectives(collective_rows, start, end, end, end, start)
     kernels = _select_overlapping_work(work, join_intervals(start, end), classify.KERNEL)
     compute = CoverageIndex(*join_sorted_chunks(kernels))
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
@@ -288,7 +288,7 @@ def measure_exposed_collectives(
     own_end = np.where((start < high) & (high < end), np.maximum(own_start, high), end)
     exposed_ns = own_end - own_start - compute.covered_within(own_start, own_end)
     first = np.minimum(compute.first_uncovered(own_start), own_end)
-    return ExposedCollectives(at, start, end, first, own_end, exposed_ns)
+    return ExposedCollectives(collective_rows, start, end, first, own_end, exposed_ns)
 
 
 def _select_overlapping_work(
@@ -312,10 +312,10 @@ def add_exposed_copies(
     if not rows.size:
         return
     start, end = work.start[rows], work.ends(rows)
-    others = _select_overlapping_work(
+    other_work = _select_overlapping_work(
         work, join_intervals(start, end), classify.KERNEL, classify.COMM, classify.COPY
     )
-    hidden = join_interval_sets([join_sorted_chunks(others), waits])
+    hidden = join_interval_sets([join_sorted_chunks(other_work), waits])
     copies = find_exposed_copies(
         start, end, work.bytes_of(rows), work.kind[rows] == classify.COPY_IN, hidden
     )
@@ -340,10 +340,10 @@ class ProcessGroups:
     def number(self, comm: CommDescription) -> int:
         """Return the number of the group of an operation."""
         key = (comm.group, comm.ranks, comm.operation if comm.group is None else 0)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._find(comm)
-        return known
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = self._find(comm)
+        return number
 
     def split_early(self, group: Int, is_early: NDArray[np.bool_]) -> Int:
         """Return the groups with numbers of their own for the early operations, int64[n]."""

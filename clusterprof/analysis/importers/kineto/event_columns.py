@@ -34,7 +34,7 @@ ROWS_PER_SLICE = 1 << 14
 """Rows of a long table that are processed at a time, which keeps temporary arrays small."""
 
 
-class Column:
+class PackedColumn:
     """Integer column that grows in chunks, each stored in its narrowest dtype."""
 
     def __init__(self) -> None:
@@ -283,12 +283,12 @@ class _Numbering(dict[object, int]):
 class EventTable:
     """Columns of events of one sort; times in ns since the first event of the file."""
 
-    start: Column = field(default_factory=Column)
-    duration: Column = field(default_factory=Column)
-    kind: Column = field(default_factory=Column)
-    location: Column = field(default_factory=Column)
+    start: PackedColumn = field(default_factory=PackedColumn)
+    duration: PackedColumn = field(default_factory=PackedColumn)
+    kind: PackedColumn = field(default_factory=PackedColumn)
+    location: PackedColumn = field(default_factory=PackedColumn)
     """Number of the device or thread."""
-    link: Column = field(default_factory=Column)
+    link: PackedColumn = field(default_factory=PackedColumn)
     """Correlation id; for a step its number."""
 
     def add(self, start: Int, end: Int, kind: Int, location: Int, link: Int) -> None:
@@ -325,14 +325,14 @@ class GatheredEvents:
         """Thread -> times inside operators only."""
         self.devices: _Numbering = _Numbering()
         self.threads: _Numbering = _Numbering()
-        self.copy_sizes: tuple[Column, Column] = (Column(), Column())
+        self.copy_sizes: tuple[PackedColumn, PackedColumn] = (PackedColumn(), PackedColumn())
         """Rows of `device` that are copies, and how many bytes each copied."""
         self.comm_rows = self.comm_index = np.zeros(0, np.int64)
         """Rows of `device` that are communication kernels, and for each the index of its
         description in `comm_table`; complete after `finish`.
         """
         self.comm_table = CommTable()
-        self._comms: tuple[Column, Column] = (Column(), Column())
+        self._comms: tuple[PackedColumn, PackedColumn] = (PackedColumn(), PackedColumn())
         self._rows = self._comm_count = 0
         self.step_threads: dict[int, int] = {}
         """Number of a device -> the thread that its own steps are on; empty if all share steps."""

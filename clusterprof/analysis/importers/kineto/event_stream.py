@@ -300,48 +300,47 @@ class EventStream:
         MiB.
         """
         blocks = self._source.blocks(BLOCK_BYTES)
-        rest = self._find_event_list(blocks)
-        separator_match = _EVENT_SEPARATOR.search(rest, 0, 4 << 20)
+        tail = self._find_event_list(blocks)
+        separator_match = _EVENT_SEPARATOR.search(tail, 0, 4 << 20)
         separator = separator_match.group() if separator_match else b""
         ended = False
         for block in blocks:
             cut = block.rfind(separator) if separator else -1
             if cut >= 0:
-                whole = (b"[", rest, memoryview(block)[: cut + 1], b"]")
-                events = self._decode_block(b"".join(whole))  # copied once
+                document = (b"[", tail, memoryview(block)[: cut + 1], b"]")
+                events = self._decode_block(b"".join(document))  # copied once
                 if events is not None:
                     yield events
-                    rest = block[block.find(b",", cut) + 1 :]
+                    tail = block[block.find(b",", cut) + 1 :]
                     continue
-            events, rest, ended = self._decode_by_object(rest + block)
+            events, tail, ended = self._decode_by_object(tail + block)
             yield events
             if ended:
                 break
-            if len(rest) > MAX_EVENT_BYTES:
+            if len(tail) > MAX_EVENT_BYTES:
                 raise CannotImportError(
                     f"an event of more than {MAX_EVENT_BYTES >> 20} MiB, too large"
                 )
         if not ended:
-            yield from self._read_last(rest)
+            yield from self._read_last(tail)
         else:
-            self._read_trailer(b'{"":0' + rest, blocks)
+            self._read_trailer(b'{"":0' + tail, blocks)
 
     def _find_event_list(self, blocks: Iterator[bytes]) -> bytes:
         """Return the bytes that follow the bracket which opens the list of events."""
-        head, at, tries = b"", 0, 0
+        head, low, tries = b"", 0, 0
         for block in blocks:
             head += block
             if head.lstrip(_SPACE)[:1] == b"[":
                 return head.lstrip(_SPACE)[1:]
-            while tries < _MAX_START_CANDIDATES and (start := _EVENT_LIST_START.search(head, at)):
-                header = self.parse_document(
-                    head[: start.start()].strip(_SPACE).rstrip(b",") + b"}"
-                )
+            while tries < _MAX_START_CANDIDATES and (start := _EVENT_LIST_START.search(head, low)):
+                text = head[: start.start()].strip(_SPACE).rstrip(b",") + b"}"
+                header = self.parse_document(text)
                 if header is not None:
                     self.document = header
                     return head[start.end() :]
-                at, tries = start.end(), tries + 1  # the match was inside a string
-            at = max(at, len(head) - _MAX_START_BYTES)
+                low, tries = start.end(), tries + 1  # the match was inside a string
+            low = max(low, len(head) - _MAX_START_BYTES)
             if len(head) > MAX_METADATA_BYTES or tries == _MAX_START_CANDIDATES:
                 break
         damaged_start = _EVENT_LIST_START.search(head)  # metadata damaged, events perhaps not
@@ -350,18 +349,18 @@ class EventStream:
         self._account.skipped["metadata before the events that is not JSON"] += 1
         return head[damaged_start.end() :]
 
-    def _read_last(self, rest: bytes) -> Iterator[Sequence[Event]]:
+    def _read_last(self, tail: bytes) -> Iterator[Sequence[Event]]:
         """Read the remaining events at the end of the file."""
-        ending = self.parse_document(b'{"traceEvents":[' + rest)
+        ending = self.parse_document(b'{"traceEvents":[' + tail)
         if ending is not None:
             self._merge_document(ending)
             yield ending.events
             return
-        listed = self._decode_block(b"[" + rest)
+        listed = self._decode_block(b"[" + tail)
         if listed is not None:
             yield listed
             return
-        events, trailer, ended = self._decode_by_object(rest)
+        events, trailer, ended = self._decode_by_object(tail)
         yield events
         if ended:
             self._read_trailer(b'{"":0' + trailer, iter(()))

@@ -59,16 +59,16 @@ _DATA = (classify.DATA_FUNCTION, classify.READ_FUNCTION)
 _ACTIVITY = np.array([ACTIVITIES.get(kind, 0) for kind in range(max(ACTIVITIES) + 1)])
 
 
-def number_names(known: dict[str, int], names: Iterable[str]) -> Iterator[int]:
-    """Yield the number of each name, adding new ones to `known`; -1 where that is full.
+def number_names(numbers: dict[str, int], names: Iterable[str]) -> Iterator[int]:
+    """Yield the number of each name, adding new ones to `numbers`; -1 where that is full.
 
     Names of built-in functions are kept without the address of their object.
     """
     for name in names:
         if " at 0x" in name:
             name = _ADDRESS.sub("", name)
-        full = len(known) >= MAX_GATHERED_NAMES
-        yield known.get(name, -1) if full else known.setdefault(name, len(known))
+        is_full = len(numbers) >= MAX_GATHERED_NAMES
+        yield numbers.get(name, -1) if is_full else numbers.setdefault(name, len(numbers))
 
 
 def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> HostWork:
@@ -82,17 +82,17 @@ def find_innermost_functions(start: Int, end: Int, kind: Int, name: Int) -> Host
     for level in range(1, int(calls.depth.max(initial=0)) + 1):  # from the outside inwards
         rows = np.flatnonzero(calls.depth == level)
         outer = parent[rows]
-        own = kind[rows]
-        kind[rows] = _select_kind(own, kind[outer])
-        nameless = np.isin(own, _UNNAMED) | _is_built_in(own)
+        own_kind = kind[rows]
+        kind[rows] = _select_kind(own_kind, kind[outer])
+        nameless = np.isin(own_kind, _UNNAMED) | _is_built_in(own_kind)
         name[rows] = np.where(nameless & (name[outer] >= 0), name[outer], name[rows])
-    at, inside = find_innermost_calls(calls)
+    edges, inside = find_innermost_calls(calls)
     activity = np.where(inside >= 0, _ACTIVITY[kind[inside]], 0) if inside.size else inside
-    computing = (activity[:-1] == layout.RUNNING_MODEL) & (np.diff(at) >= MAX_DISPATCH_NS)
+    computing = (activity[:-1] == layout.RUNNING_MODEL) & (np.diff(edges) >= MAX_DISPATCH_NS)
     computing &= kind[inside[:-1]] == classify.OPERATOR
     activity[:-1][computing] = layout.COMPUTING_ON_HOST
-    kept = np.flatnonzero((np.diff(at) > 0) & (activity[:-1] > 0))
-    return HostWork(at[kept], at[kept + 1], activity[kept], name[inside[kept]])
+    chosen = np.flatnonzero((np.diff(edges) > 0) & (activity[:-1] > 0))
+    return HostWork(edges[chosen], edges[chosen + 1], activity[chosen], name[inside[chosen]])
 
 
 def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
@@ -102,7 +102,7 @@ def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
     short ones while it launches, and in long ones while it waits or prepares. launches: int64[n],
     ns.
     """
-    best, most = NO_HOST_WORK, 0.0
+    best_work, best_score = NO_HOST_WORK, 0.0
     for work in threads:
         row = np.searchsorted(work.start, launches, side="right") - 1
         inside = row >= 0
@@ -110,9 +110,9 @@ def find_enclosing_work(threads: Iterable[HostWork], launches: Int) -> HostWork:
         if not inside.size or inside.mean() < _MIN_ENCLOSED_RATIO:
             continue
         score = float((1.0 / (work.end - work.start)[row[inside]]).sum())
-        if score > most:
-            best, most = work, score
-    return best
+        if score > best_score:
+            best_work, best_score = work, score
+    return best_work
 
 
 def _is_built_in(kind: Int) -> np.ndarray:
@@ -121,7 +121,7 @@ def _is_built_in(kind: Int) -> np.ndarray:
     return np.isin(kind, built_in)
 
 
-def _select_kind(own: Int, outer: Int) -> Int:
+def _select_kind(own_kind: Int, outer: Int) -> Int:
     """Select the purpose of calls inside others, int64[n] each.
 
     Training inside of user code is training; anything inside of loading data, logging or the
@@ -130,8 +130,8 @@ def _select_kind(own: Int, outer: Int) -> Int:
     in_data = np.isin(outer, _DATA)
     purposes = classify.LOG_FUNCTION, classify.LOADING_FUNCTION, classify.BLOCKED_FUNCTION
     has_purpose = in_data | np.isin(outer, purposes)
-    vague = np.isin(own, (classify.OPERATOR, classify.FUNCTION, classify.TORCH_FUNCTION))
-    vague |= np.isin(own, (classify.LOCK_FUNCTION, classify.LIBRARY_FUNCTION))
-    in_training = (outer == classify.TORCH_FUNCTION) & (own == classify.FUNCTION)
-    kind = np.where((vague & has_purpose) | in_training, outer, own)
-    return np.where((own == classify.READ_FUNCTION) & ~in_data, outer, kind)
+    vague = np.isin(own_kind, (classify.OPERATOR, classify.FUNCTION, classify.TORCH_FUNCTION))
+    vague |= np.isin(own_kind, (classify.LOCK_FUNCTION, classify.LIBRARY_FUNCTION))
+    in_training = (outer == classify.TORCH_FUNCTION) & (own_kind == classify.FUNCTION)
+    kind = np.where((vague & has_purpose) | in_training, outer, own_kind)
+    return np.where((own_kind == classify.READ_FUNCTION) & ~in_data, outer, kind)

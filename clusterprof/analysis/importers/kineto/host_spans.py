@@ -44,8 +44,8 @@ class Marks:
         is_selected: bool, one per thread number.
         """
         keep = is_selected[self.thread]
-        rest = (self.end, self.kind, self.thread, self.number)
-        return Marks(self.start[keep], *(column[keep] for column in rest))
+        columns = (self.end, self.kind, self.thread, self.number)
+        return Marks(self.start[keep], *(column[keep] for column in columns))
 
     def of(self, kind: int) -> tuple[Int, Int, Int]:
         """Return start and end (ns) and thread of the ranges of one kind, int64[n] each."""
@@ -124,7 +124,7 @@ def add_host_spans(
     pid: int,
     host: HostTimeline,
     operators: dict[int, tuple[Int, Int]],
-    steps: Steps,
+    steps: ProfilerSteps,
     account: Account,
 ) -> None:
     """Add the host spans of one process to the node.
@@ -259,7 +259,7 @@ _MIN_LATE_WORK_RATIO = 0.5  # of the time from the first to the last step
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ProfilerSteps:
     """Steps with start, end (ns) and number, int64[n] each; sorted, disjoint."""
 
     start: Int
@@ -267,7 +267,9 @@ class Steps:
     number: Int
 
 
-def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> Steps | None:
+def select_marked_steps(
+    start: Int, end: Int, number: Int, account: Account
+) -> ProfilerSteps | None:
     """Select the steps that the profiler marked; None if there are none.
 
     start, end: int64[n], ns. number: int64[n], -1 if unknown.
@@ -282,10 +284,10 @@ def select_marked_steps(start: Int, end: Int, number: Int, account: Account) -> 
     nested = int(np.count_nonzero(~keep))
     if nested:
         account.skipped["steps nested in another"] += nested
-    return Steps(start[keep], end[keep], number[keep])
+    return ProfilerSteps(start[keep], end[keep], number[keep])
 
 
-def extend_steps(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
+def extend_steps(steps: ProfilerSteps, work: DeviceWork, calls: RuntimeCalls) -> ProfilerSteps:
     """Extend each step to the end of the work launched in it, if the device is far behind.
 
     A host that only launches is done with its steps long before its device:
@@ -307,7 +309,7 @@ def extend_steps(steps: Steps, work: DeviceWork, calls: RuntimeCalls) -> Steps:
     np.maximum.at(end, step, work_end)
     end = np.maximum.accumulate(end)
     start = np.maximum(steps.start, np.append(steps.start[0], end[:-1]))
-    return Steps(start, np.maximum(end, start + 1), steps.number)
+    return ProfilerSteps(start, np.maximum(end, start + 1), steps.number)
 
 
 PROFILER_STEPS = (
@@ -323,7 +325,7 @@ def infer_steps(
     optimizers_end: Int,
     account: Account,
     missing: tuple[str, str] = PROFILER_STEPS,
-) -> Steps:
+) -> ProfilerSteps:
     """Infer unmarked steps from optimizer to optimizer, or treat everything as one step.
 
     from_ns, until_ns: ns. optimizers_end: int64[n], ns. missing: what would mark steps in this
@@ -337,10 +339,10 @@ def infer_steps(
             f"the trace has no {missing[0]}: each step is assumed to end with the"
             " optimizer step; the first begins with the first work on the device"
         )
-        return Steps(edges[:-1], edges[1:], np.arange(1, edges.size))
+        return ProfilerSteps(edges[:-1], edges[1:], np.arange(1, edges.size))
     account.notes.append(
         f"the trace has no {missing[0]}: everything from the first to the last"
         f" work is treated as one step; {missing[1]}"
     )
     bounds = np.array([from_ns]), np.array([max(until_ns, from_ns + 1)])
-    return Steps(*bounds, np.array([1]))
+    return ProfilerSteps(*bounds, np.array([1]))

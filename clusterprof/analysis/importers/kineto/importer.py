@@ -335,7 +335,7 @@ def _select_hostname(identity: TraceIdentity, gathered: GatheredEvents) -> str:
 def _find_first_ns(gathered: GatheredEvents) -> int:
     """Find the first instant of all data, so that no time becomes negative."""
     tables = (gathered.device, gathered.calls, gathered.marks)
-    low = [at for table in tables if (at := table.start.minimum()) is not None]
+    low = [start for table in tables if (start := table.start.minimum()) is not None]
     low += [int(s.result()[0][0]) for s in gathered.busy_host.values() if s.result()[0].size]
     return min(low, default=0)
 
@@ -346,8 +346,8 @@ def _take_calls(gathered: GatheredEvents, low: int) -> RuntimeCalls:
 
 
 def _take_marks(table: EventTable, low: int) -> Marks:
-    start, duration, *rest = _sort_table(table, low)
-    return Marks(start, start + duration, *rest)
+    start, duration, *columns = _sort_table(table, low)
+    return Marks(start, start + duration, *columns)
 
 
 def _sort_table(table: EventTable, low: int) -> tuple[Int, Int, Int, Int, Int]:
@@ -471,7 +471,7 @@ def _add_process(
 def _find_host_activity(
     host_side: HostTimeline,
     functions: HostWork,
-    process_steps: host_spans.Steps,
+    process_steps: host_spans.ProfilerSteps,
     operators: dict[int, tuple[Int, Int]],
     ranges: HostWork,
 ) -> LaunchActivity:
@@ -529,7 +529,7 @@ def _find_steps(
     of_process: np.ndarray,
     step_marks: tuple[str, str],
     window: tuple[int, int] | None,
-) -> host_spans.Steps:
+) -> host_spans.ProfilerSteps:
     """Find the steps of a process. window: from when to when its devices worked, ns.
 
     Raises: CannotImportError when nothing shows when the process worked.
@@ -563,7 +563,7 @@ def _add_device_activity(
     calls: RuntimeCalls,
     host_side: HostTimeline,
     activity: LaunchActivity,
-    process_steps: host_spans.Steps,
+    process_steps: host_spans.ProfilerSteps,
     identity: TraceIdentity,
     gathered: GatheredEvents,
 ) -> None:
@@ -586,10 +586,10 @@ def _add_device_activity(
     text.trim_heap()
     exposed = kineto_device.measure_exposed_collectives(work, (from_ns, until_ns))
     rows = work.row[exposed.row]
-    at = gathered.comm_rows.searchsorted(rows)
-    if (at < gathered.comm_rows.size).all():
+    index = gathered.comm_rows.searchsorted(rows)
+    if (index < gathered.comm_rows.size).all():
         descriptions = [
-            gathered.comm_table.all[place] for place in gathered.comm_index[at].tolist()
+            gathered.comm_table.all[number] for number in gathered.comm_index[index].tolist()
         ]
         groups = kineto_device.ProcessGroups(
             identity.distributed, identity.rank, identity.world_size

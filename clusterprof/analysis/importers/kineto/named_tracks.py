@@ -147,11 +147,11 @@ class TrackNames:
             f"{pid} ({self.processes[pid][:60]})" if self.processes.get(pid) else str(pid)
             for pid in pids[:_MAX_TRACKS_NAMED]
         )
-        more = f" and {len(pids) - _MAX_TRACKS_NAMED} more" * (len(pids) > _MAX_TRACKS_NAMED)
+        suffix = f" and {len(pids) - _MAX_TRACKS_NAMED} more" * (len(pids) > _MAX_TRACKS_NAMED)
         example = '{"ph": "M", "pid": %s, "name": "process_name", "args": {"name": "GPU 0"}}'
         raise CannotImportError(
             f"a Chrome trace of {sum(self.unread.values()):,} events without a known category, and"
-            f" no process is named after an accelerator: {listed}{more}",
+            f" no process is named after an accelerator: {listed}{suffix}",
             f"name the process of each device: add {example % json.dumps(pids[0] if pids else 0)}"
             ' to the events; or give its kernels "cat": "kernel"',
         )
@@ -262,13 +262,13 @@ def read_tracks(
     for events in stream.events():
         for event in (*(event for event in events if event.ph == "X"), *pairs.join(events)):
             key = (event.pid, event.tid)
-            known = roles.get(key)
-            if known is None:
+            entry = roles.get(key)
+            if entry is None:
                 track = names.track(*key)
-                known = classify_track(track.process, track.thread), track
+                entry = classify_track(track.process, track.thread), track
                 if len(roles) < MAX_THREADS:
-                    roles[key] = known
-            _add_event(tracks, event, *known)
+                    roles[key] = entry
+            _add_event(tracks, event, *entry)
     if any(track.process == AUTOGRAD_DEVICE for _, track in roles.values()):
         account.notes.append(_AUTOGRAD_NOTE)
     pairs.finish()

@@ -36,7 +36,7 @@ from clusterprof.analysis.importers.kineto.host_functions import (
 from clusterprof.analysis.importers.kineto.host_spans import (
     HostTimeline,
     Marks,
-    Steps,
+    ProfilerSteps,
     find_main_thread,
 )
 
@@ -69,7 +69,7 @@ def add_function_stacks(
     functions: Marks,
     names: Sequence[str],
     host_side: HostTimeline,
-    steps: Steps,
+    steps: ProfilerSteps,
     account: Account,
 ) -> None:
     """Add the stacks of the thread of the steps, and of threads that load data.
@@ -77,9 +77,9 @@ def add_function_stacks(
     functions: the calls of the process; their numbers are rows of `names`, -1 if unknown.
     """
     # Operators and annotated ranges are no Python functions.
-    kept = functions.kind >= classify.TORCH_FUNCTION
-    kept &= functions.kind != classify.ANNOTATED_RANGE
-    numbers, inverse = np.unique(functions.number[kept], return_inverse=True)
+    is_function = functions.kind >= classify.TORCH_FUNCTION
+    is_function &= functions.kind != classify.ANNOTATED_RANGE
+    numbers, inverse = np.unique(functions.number[is_function], return_inverse=True)
     if not numbers.size:
         return
     table = ImportedStacks()
@@ -88,13 +88,21 @@ def add_function_stacks(
         for number in numbers.tolist()
     ]
     place = np.array(places, np.int64)[inverse]
-    start, end, thread = functions.start[kept], functions.end[kept], functions.thread[kept]
-    threads = _list_threads(thread, functions.kind[kept], end - start, find_main_thread(host_side))
+    start, end, thread = (
+        functions.start[is_function],
+        functions.end[is_function],
+        functions.thread[is_function],
+    )
+    threads = _list_threads(
+        thread, functions.kind[is_function], end - start, find_main_thread(host_side)
+    )
     window = int(steps.start[0]), int(steps.end[-1])
     samples = []
     for number in threads:
-        own = thread == number
-        stretches = build_stretches(table, start[own], end[own], place[own], window)
+        on_thread = thread == number
+        stretches = build_stretches(
+            table, start[on_thread], end[on_thread], place[on_thread], window
+        )
         samples.append(draw_samples(stretches, MAX_SAMPLES // len(threads)))
     account.read["samples of stacks"] += add_stack_samples(node, pid, table, samples)
 
@@ -144,16 +152,22 @@ def _select_innermost(functions: Marks, thread: int) -> HostWork:
     Built-in functions of no known purpose are left out: the functions around them have one.
     """
     left_out = (classify.BUILT_IN_FUNCTION, classify.ANNOTATED_RANGE)
-    own = (functions.thread == thread) & ~np.isin(functions.kind, left_out)
+    is_own = (functions.thread == thread) & ~np.isin(functions.kind, left_out)
     return find_innermost_functions(
-        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+        functions.start[is_own],
+        functions.end[is_own],
+        functions.kind[is_own],
+        functions.number[is_own],
     )
 
 
 def find_annotated_ranges(host_side: HostTimeline, functions: Marks) -> HostWork:
     """Find in which range that the program marked itself the thread of the steps was."""
-    own = functions.kind == classify.ANNOTATED_RANGE
-    own &= functions.thread == find_main_thread(host_side)
+    selected = functions.kind == classify.ANNOTATED_RANGE
+    selected &= functions.thread == find_main_thread(host_side)
     return find_innermost_functions(
-        functions.start[own], functions.end[own], functions.kind[own], functions.number[own]
+        functions.start[selected],
+        functions.end[selected],
+        functions.kind[selected],
+        functions.number[selected],
     )

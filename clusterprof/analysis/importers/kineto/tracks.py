@@ -265,10 +265,10 @@ class TrackEvents:
     def _device(self, track: Track) -> int | str:
         """Return the key of a track's device: its number, or its name."""
         key = (track.tid if track.process == AUTOGRAD_DEVICE else track.pid, track.process)
-        known = self._devices.get(key)
-        if known is None:
-            known = self._devices[key] = self._name_device(track)
-        return known
+        device = self._devices.get(key)
+        if device is None:
+            device = self._devices[key] = self._name_device(track)
+        return device
 
     def _name_device(self, track: Track) -> int | str:
         xla, gpu = _XLA_DEVICE.match(track.process), NUMBERED_GPU.match(track.process)
@@ -281,8 +281,12 @@ class TrackEvents:
         if not track.process.startswith(("Ascend", "HCCL", "Communication")):
             return track.process[:40]
         # the communication of a device is a process of its own; its pid ends in the device's bits
-        same = [at for at, pid in enumerate(self._ascend_pids) if _is_same_device(pid, track.pid)]
-        return f"npu{same[0] if same else 0}"
+        indices = [
+            number
+            for number, pid in enumerate(self._ascend_pids)
+            if _is_same_device(pid, track.pid)
+        ]
+        return f"npu{indices[0] if indices else 0}"
 
     def _emit(
         self,
@@ -379,8 +383,8 @@ def _label_operation(name: str) -> tuple[str | None, str]:
 
 
 def _is_same_device(pid: int | str, other: int | str) -> bool:
-    both = isinstance(pid, int) and isinstance(other, int)
-    return pid == other or (both and (int(pid) ^ int(other)) & _ASCEND_DEVICE_BITS == 0)
+    are_numbers = isinstance(pid, int) and isinstance(other, int)
+    return pid == other or (are_numbers and (int(pid) ^ int(other)) & _ASCEND_DEVICE_BITS == 0)
 
 
 def convert_track_ids(track: Track) -> tuple[int | str, int | str]:
@@ -430,8 +434,8 @@ def convert_time(value: Any, unit_ns: int = 1000) -> int | None:
     elif isinstance(value, int):
         ns = value * unit_ns
     elif abs(value) < _MAX_FLOAT:
-        whole = math.floor(value)
-        ns = whole * unit_ns + round((value - whole) * unit_ns)
+        integer = math.floor(value)
+        ns = integer * unit_ns + round((value - integer) * unit_ns)
     else:
         return None
     return ns if abs(ns) < MAX_INTEGER else None

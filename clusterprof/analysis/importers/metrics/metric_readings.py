@@ -254,26 +254,26 @@ MAX_LINE_BYTES = 1 << 20
 
 def read_stripped_lines(source: Source, account: Account) -> Iterator[bytes]:
     """Yield the lines of a file without line ends; lines longer than 1 MiB are only counted."""
-    rest = b""
+    partial = b""
     skipping = False
     for block in source.blocks(MAX_LINE_BYTES):
         first, *complete_lines = block.split(b"\n")
         if not complete_lines:
-            skipping = skipping or len(rest) + len(first) > MAX_LINE_BYTES
-            rest = b"" if skipping else rest + first
+            skipping = skipping or len(partial) + len(first) > MAX_LINE_BYTES
+            partial = b"" if skipping else partial + first
             continue
-        if skipping or len(rest) + len(first) > MAX_LINE_BYTES:
+        if skipping or len(partial) + len(first) > MAX_LINE_BYTES:
             account.skipped["lines longer than a MiB"] += 1
             skipping = False
         else:
-            yield (rest + first).rstrip(b"\r")
-        rest = complete_lines.pop()
+            yield (partial + first).rstrip(b"\r")
+        partial = complete_lines.pop()
         for line in complete_lines:
             yield line.rstrip(b"\r")
     if skipping:
         account.skipped["lines longer than a MiB"] += 1
-    elif rest:
-        yield rest.rstrip(b"\r")
+    elif partial:
+        yield partial.rstrip(b"\r")
 
 
 MAX_TIME_NS = 1 << 62

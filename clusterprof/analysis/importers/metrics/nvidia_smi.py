@@ -290,11 +290,11 @@ class _MonitorReader:
         parts = time.split(":")
         if len(parts) == 3 and all(part.isdecimal() and len(part) <= 2 for part in parts):
             hours, minutes, seconds = map(int, parts)
-            now = (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000
-            if now < self._clock[0] - _DAY_NS // 2:
+            day_ns = (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000
+            if day_ns < self._clock[0] - _DAY_NS // 2:
                 self._clock[1] += _DAY_NS
-            self._clock[0] = now
-            return now + self._clock[1], False
+            self._clock[0] = day_ns
+            return day_ns + self._clock[1], False
         return self._devices.sweep_ns(), False
 
 
@@ -403,15 +403,15 @@ def read_xml(source: Source, devices: DeviceReadings) -> None:
 
 def _split_documents(source: Source) -> Iterator[bytes]:
     """Yield the documents one by one; at most 8 MiB if there is no end tag."""
-    rest = b""
+    partial = b""
     for block in source.blocks(1 << 20):
-        *documents, rest = (rest + block).split(_END_TAG)
+        *documents, partial = (partial + block).split(_END_TAG)
         for document in documents:
             yield document.strip() + _END_TAG
-        if len(rest) > _MAX_DOCUMENT_BYTES:
+        if len(partial) > _MAX_DOCUMENT_BYTES:
             break
-    if rest.strip():
-        yield rest.strip()
+    if partial.strip():
+        yield partial.strip()
 
 
 class _DocumentReader:

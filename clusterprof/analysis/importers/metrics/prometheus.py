@@ -183,9 +183,9 @@ class ExpositionReader:
             name.decode(), labels_by_name, labels_by_name if name.decode() == XID_METRIC else None
         )
 
-    def _read_sample(self, series: _KnownSeries, rest: bytes) -> None:
+    def _read_sample(self, series: _KnownSeries, value_text: bytes) -> None:
         """Read the value of a series, and its time if one follows."""
-        fields = rest.split(b"#", 1)[0].split()
+        fields = value_text.split(b"#", 1)[0].split()
         t_ns = self._scrape_ns
         try:
             number = float(fields[0])
@@ -245,25 +245,27 @@ def read_series(source: Source, account: Account) -> Iterator[Any]:
     blocks = (decode(block) for block in source.blocks(1 << 20))
     text = next(blocks, "")
     result = _RESULT.search(text)
-    at = result.end() if result else 1 if text.lstrip()[:1] == "[" else 0
+    offset = result.end() if result else 1 if text.lstrip()[:1] == "[" else 0
     decode_value = json.JSONDecoder().raw_decode
     while True:
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        if at < len(text) and text[at] != "{":
+        while offset < len(text) and text[offset] in " \t\r\n,":
+            offset += 1
+        if offset < len(text) and text[offset] != "{":
             return
         try:
-            element, at = decode_value(text, at)
+            element, offset = decode_value(text, offset)
         except (ValueError, RecursionError, IndexError) as error:
             next_block = next(blocks, None)
             if (
                 next_block is None
-                or estimate_decoded_bytes(text[at:].encode("utf-8", "replace")) > MAX_SERIES_BYTES
+                or estimate_decoded_bytes(text[offset:].encode("utf-8", "replace"))
+                > MAX_SERIES_BYTES
             ):
-                if at < len(text):
+                if offset < len(text):
                     account.cut = account.cut or f"damaged or cut off within a series ({error})"
                 return
-            text, at = text[at:] + next_block + _read_at_least(blocks, len(text) - at), 0
+            text = text[offset:] + next_block + _read_at_least(blocks, len(text) - offset)
+            offset = 0
             continue
         yield element
 
@@ -271,9 +273,9 @@ def read_series(source: Source, account: Account) -> Iterator[Any]:
 def _read_at_least(blocks: Iterator[str], length: int) -> str:
     """Read at least `length` more characters, so that a long series is not scanned too often."""
     parts = []
-    while length > 0 and (more := next(blocks, None)) is not None:
-        parts.append(more)
-        length -= len(more)
+    while length > 0 and (block := next(blocks, None)) is not None:
+        parts.append(block)
+        length -= len(block)
     return "".join(parts)
 
 

@@ -125,12 +125,12 @@ def _build_node(loop: RankTable, shares: Mapping[str, RankTable]) -> NodeTables:
     for column, rank in enumerate(loop.ranks):
         pid = rank + 1
         ready = loop.values[:, column]
-        known = ~np.isnan(ready)
-        start, stop = loop.t_ns[known], end[known]
+        measured = ~np.isnan(ready)
+        start, stop = loop.t_ns[measured], end[measured]
         node.add_rank(pid, rank, max(loop.ranks) + 1)
-        number = np.flatnonzero(known) + 1
+        number = np.flatnonzero(measured) + 1
         node.add_spans(pid, layout.STEP, start, stop, number, 2, -1, -1)
-        wait = np.rint((1.0 - ready[known]) * (stop - start)).astype(np.int64)
+        wait = np.rint((1.0 - ready[measured]) * (stop - start)).astype(np.int64)
         waits = wait > 0
         start, wait = start[waits], wait[waits]
         node.add_spans(pid, layout.DATA_WAIT, start, start + wait, -1, -1, -1, -1)
@@ -150,12 +150,12 @@ def _build_node(loop: RankTable, shares: Mapping[str, RankTable]) -> NodeTables:
 
 def _find_waited_stage(shares: Mapping[str, RankTable], rank: int, t_ns: Int) -> tuple[Bool, Bool]:
     """Find whether the stage of each wait computes, and whether it reads: bool[n] each."""
-    best = np.full(t_ns.size, _READY_SHARE)
+    lowest = np.full(t_ns.size, _READY_SHARE)
     stage = np.full(t_ns.size, -1)
     for number, table in enumerate(shares.values()):
         values = _sample_rank(table, rank, t_ns)
-        emptier = values < best
-        best, stage = np.where(emptier, values, best), np.where(emptier, number, stage)
+        emptier = values < lowest
+        lowest, stage = np.where(emptier, values, lowest), np.where(emptier, number, stage)
     names = list(shares)
     computing = [i for i, name in enumerate(names) if _COMPUTES.search(name)]
     reading = [i for i, name in enumerate(names) if _READS.search(name) and i not in computing]
@@ -185,20 +185,20 @@ def _describe_worst_rank(loop: RankTable, stages: Mapping[str, RankTable]) -> It
     for name, table in sorted(stages.items()):
         if worst in table.ranks:
             stage_means = _compute_means(table)
-            own = float(stage_means[table.ranks.index(worst)])
-            if not np.isfinite(own):
+            worst_mean = float(stage_means[table.ranks.index(worst)])
+            if not np.isfinite(worst_mean):
                 continue  # nothing is known of this stage on that rank
             median_of_stage = float(np.median(stage_means[np.isfinite(stage_means)]))
             form = "{:.3f} s" if name.endswith("time") else "{:.0%}"
-            parts.append(f"{name} {form.format(own)} ({form.format(median_of_stage)})")
+            parts.append(f"{name} {form.format(worst_mean)} ({form.format(median_of_stage)})")
     yield "; ".join(parts)
 
 
 def _compute_means(table: RankTable) -> Float:
     """Compute the mean of each rank, float64[ranks]; infinite where nothing is known."""
-    known = ~np.isnan(table.values)
-    count = known.sum(axis=0)
-    total = np.where(known, table.values, 0.0).sum(axis=0)
+    measured = ~np.isnan(table.values)
+    count = measured.sum(axis=0)
+    total = np.where(measured, table.values, 0.0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.inf)
 
 
@@ -225,15 +225,15 @@ def _read_table(source: Source, account: Account) -> RankTable | None:
         else:
             ranks[int(match[1])] = values
     parsed = [parse_time(str(time)) for time in times]
-    kept = [row for row, parsed_time in enumerate(parsed) if parsed_time is not None]
-    if len(kept) < len(parsed):
-        account.skipped["windows with an impossible time"] += len(parsed) - len(kept)
-    if not ranks or not kept:
+    timed_rows = [row for row, parsed_time in enumerate(parsed) if parsed_time is not None]
+    if len(timed_rows) < len(parsed):
+        account.skipped["windows with an impossible time"] += len(parsed) - len(timed_rows)
+    if not ranks or not timed_rows:
         account.cut = account.cut or "the file has no rank or no time"
         return None
     t_ns = np.array([parsed_time[0] for parsed_time in parsed if parsed_time is not None], np.int64)
     table = np.array(
-        [[_convert_number(ranks[rank][row]) for rank in sorted(ranks)] for row in kept]
+        [[_convert_number(ranks[rank][row]) for rank in sorted(ranks)] for row in timed_rows]
     )
     t_ns, first = np.unique(t_ns, return_index=True)
     series_name = name_trace(source.path)

@@ -445,10 +445,10 @@ def describe_stuck_ranks(dumps: Sequence[Dump]) -> list[str]:
     if names_culprits:
         groups = {standstill.group: None for standstill in blaming}
         first = ", ".join(_name_group(group, names) for group in list(groups)[:3])
-        more = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
+        suffix = f" and {len(groups) - 3} more groups" if len(groups) > 3 else ""
         notes.append(
             f"missing: {_format_ranks(sorted(culprits))}; others waited for operations that they"
-            f" had not reached in {first}{more}: look there first"
+            f" had not reached in {first}{suffix}: look there first"
         )
     for standstill in sorted(
         standstills, key=lambda item: (item not in blaming, not item.late, -len(item.waiting))
@@ -526,5 +526,5 @@ def _describe_last(rank: int, number: int | None) -> str:
 
 def _format_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_MAX_SHOWN]))
-    more = f" and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+    suffix = f" and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{suffix}"

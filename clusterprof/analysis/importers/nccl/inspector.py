@@ -453,7 +453,7 @@ def _parse_line(line: bytes) -> LoggedOperation | None:
         return None
 
 
-def _read_last_lines(path: Path, most: int) -> Iterator[bytes]:
+def _read_last_lines(path: Path, max_lines: int) -> Iterator[bytes]:
     """Yield the last lines of a file without zeros and without a torn first line."""
     try:
         with open(path, "rb") as file:
@@ -467,7 +467,7 @@ def _read_last_lines(path: Path, most: int) -> Iterator[bytes]:
     lines = text.split(b"\n")
     if begin or len(text) < len(data):
         del lines[0]
-    for line in lines[-most - 1 :]:
+    for line in lines[-max_lines - 1 :]:
         if line.strip(b"\0 \r"):
             yield line
 

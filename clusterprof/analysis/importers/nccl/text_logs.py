@@ -321,8 +321,8 @@ def compare_tables(files: Sequence[str], texts: Sequence[NcclText]) -> list[str]
     for _, middle, (operation, ranks, sizes), tables in sorted(compared, key=lambda item: item[0]):
         slowest = sorted(tables, key=lambda item: item[:2])[:_SLOWEST]
         named = ", ".join(
-            f"{place} {speed:.4g} ({format_quantity(max(1 - speed / middle, 0), 'ratio')} below)"
-            for speed, place, _ in slowest
+            f"{source} {speed:.4g} ({format_quantity(max(1 - speed / middle, 0), 'ratio')} below)"
+            for speed, source, _ in slowest
         )
         name = next((text for text, number in _PROGRAMS.items() if number == operation), "")
         answers.append(
@@ -351,8 +351,8 @@ def _format_names(names: set[str]) -> str:
 
 
 def _format_hosts(hosts: set[str]) -> str:
-    known = {host for host in hosts if host}
-    return f" (on {_format_names(known)})" if known else ""
+    names = {host for host in hosts if host}
+    return f" (on {_format_names(names)})" if names else ""
 
 
 # Lines may be anything: every pattern runs in linear time.
@@ -527,8 +527,8 @@ def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
             content.tables[-1].average_gbps = parse_number(average[1])
     elif rank := _RANK.search(line):
         content.test_ranks = max(content.test_ranks, int(rank[1]) + 1)
-        if (place := _TEST_HOST.search(line)) and len(content.test_hosts) < _MAX_HOSTS:
-            content.test_hosts.add(place[1])
+        if (host := _TEST_HOST.search(line)) and len(content.test_hosts) < _MAX_HOSTS:
+            content.test_hosts.add(host[1])
         if (card := _CARD.search(line)) and len(content.cards) < _MAX_NAMES:
             content.cards.add(card[1])
     row = _TABLE_ROW.search(line)
@@ -538,7 +538,7 @@ def _parse_table_line(content: NcclText, line: str, operation: int) -> bool:
         content.tables.append(NcclTable())
     if sum(len(table.rows) for table in content.tables) >= _MAX_ROWS:
         return False
-    time_us, algorithm, bus = (parse_number(row[at]) for at in (4, 5, 6))
+    time_us, algorithm, bus = (parse_number(row[column]) for column in (4, 5, 6))
     in_place_us = parse_number(row[7] or "")
     if time_us is None or algorithm is None or bus is None:
         return False

@@ -72,7 +72,7 @@ class Activities:
 
 
 @dataclass(slots=True)
-class Calls:
+class CudaCalls:
     """CUDA calls of all host threads; int64 arrays of one length, times in ns."""
 
     start_ns: Int
@@ -83,9 +83,9 @@ class Calls:
     kind: Int
     """Class as returned by `label_call`."""
 
-    def of(self, rows: Int) -> Calls:
+    def of(self, rows: Int) -> CudaCalls:
         """Return the calls of the selected rows."""
-        return Calls(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return CudaCalls(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     @property
     def process(self) -> Int:
@@ -102,15 +102,15 @@ def read_activities(db: Database, strings: Strings, account: Account) -> Activit
     """Read all device activities; damage ends the reading and is noted in the account."""
     parts: list[Int] = []
     operations = _build_lookup(strings.kernels)
-    left = MAX_ROWS
+    remaining = MAX_ROWS
     for table, kind, word, detail in _ACTIVITY_TABLES:
-        others = ("globalPid", "deviceId", "streamId", "correlationId", detail, "bytes")
+        columns = ("globalPid", "deviceId", "streamId", "correlationId", detail, "bytes")
         total = 0
         try:
             total = db.count(table)
-            for rows in db.integers(table, ("start", "end"), others):
-                rows = rows[:, :left]
-                left -= rows.shape[1]
+            for rows in db.integers(table, ("start", "end"), columns):
+                rows = rows[:, :remaining]
+                remaining -= rows.shape[1]
                 total -= rows.shape[1]
                 is_ordered = rows[1] >= rows[0]
                 if not is_ordered.all():
@@ -124,43 +124,43 @@ def read_activities(db: Database, strings: Strings, account: Account) -> Activit
                     _map_ids(rows[7], operations) if kind == KERNEL else rows[7] * (kind == COPY)
                 )
                 parts.append(rows)
-                if left <= 0:
+                if remaining <= 0:
                     break
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
             total = 0
-        if total > 0 and left > 0:
+        if total > 0 and remaining > 0:
             account.skipped[f"{word} without start and end"] += total
-    if left <= 0:
+    if remaining <= 0:
         account.cut = f"only the first {MAX_ROWS:,} activities were read: export fewer"
     table_rows = np.concatenate(parts, axis=1) if parts else np.empty((9, 0), np.int64)
     start, end, process, device, stream, correlation, kinds, details, size = table_rows
     return Activities(start, end, process, device, stream, correlation, kinds, details, size)
 
 
-def read_calls(db: Database, strings: Strings, account: Account) -> Calls:
+def read_calls(db: Database, strings: Strings, account: Account) -> CudaCalls:
     """Read all CUDA calls; damage ends the reading and is noted in the account."""
     parts: list[Int] = []
     kinds = _build_lookup(strings.calls)
-    left = 3 * MAX_ROWS
+    remaining = 3 * MAX_ROWS
     for table in _CALL_TABLES:
         try:
-            others = ("globalTid", "correlationId", "nameId")
-            for rows in db.integers(table, ("start", "end"), others):
-                rows = rows[:, (rows[1] >= rows[0]) & (rows[2] >= 0)][:, :left]
-                left -= rows.shape[1]
+            columns = ("globalTid", "correlationId", "nameId")
+            for rows in db.integers(table, ("start", "end"), columns):
+                rows = rows[:, (rows[1] >= rows[0]) & (rows[2] >= 0)][:, :remaining]
+                remaining -= rows.shape[1]
                 rows[4] = _map_ids(rows[4], kinds)
                 account.read["CUDA calls"] += rows.shape[1]
                 parts.append(rows)
-                if left <= 0:
+                if remaining <= 0:
                     break
         except DamagedError as error:
             account.cut = account.cut or f"{table}: {error}; what came before it was read"
     table_rows = np.concatenate(parts, axis=1) if parts else np.empty((5, 0), np.int64)
-    return Calls(*table_rows)
+    return CudaCalls(*table_rows)
 
 
-def find_launches(activities: Activities, calls: Calls) -> Int:
+def find_launches(activities: Activities, calls: CudaCalls) -> Int:
     """Find the row of the call that launched each activity, int64[n]; -1 if unknown.
 
     Calls of both APIs may carry one correlation id: the outermost, which began first, is taken.
@@ -174,29 +174,29 @@ def find_launches(activities: Activities, calls: Calls) -> Int:
     wanted = (
         processes.searchsorted(activities.process) << 40 | activities.correlation & (1 << 40) - 1
     )
-    at = np.minimum(keys.searchsorted(wanted), keys.size - 1)
-    launched = np.where(keys[at] == wanted, order[at], -1)
+    row = np.minimum(keys.searchsorted(wanted), keys.size - 1)
+    launched = np.where(keys[row] == wanted, order[row], -1)
     launched[activities.correlation <= 0] = -1
     return launched
 
 
-def fill_processes(activities: Activities, calls: Calls) -> Activities:
+def fill_processes(activities: Activities, calls: CudaCalls) -> Activities:
     """Fill in the process of activities in files of old versions, which do not record it."""
     rows = np.flatnonzero(activities.process < 0)
     if not rows.size or not calls.start_ns.size:
         return activities
     order = np.argsort(calls.correlation, kind="stable")
     call_correlation = calls.correlation[order]
-    at = np.minimum(
+    call_row = np.minimum(
         call_correlation.searchsorted(activities.correlation[rows]), call_correlation.size - 1
     )
-    known = call_correlation[at] == activities.correlation[rows]
-    activities.process[rows[known]] = calls.process[order[at[known]]]
+    has_call = call_correlation[call_row] == activities.correlation[rows]
+    activities.process[rows[has_call]] = calls.process[order[call_row[has_call]]]
     return activities
 
 
 def select_host_copies(
-    activities: Activities, launched: Int, calls: Calls, direction: int = HOST_TO_DEVICE
+    activities: Activities, launched: Int, calls: CudaCalls, direction: int = HOST_TO_DEVICE
 ) -> Int:
     """Select the copies in one direction that a copy call made: their rows, int64[n].
 
@@ -216,8 +216,8 @@ def _build_lookup(kind_by_id: dict[int, int]) -> tuple[Int, Int]:
 def _map_ids(ids: Int, lookup: tuple[Int, Int]) -> Int:
     if not lookup[0].size:
         return np.zeros(ids.size, np.int64)
-    at = np.minimum(lookup[0].searchsorted(ids), lookup[0].size - 1)
-    return np.where(lookup[0][at] == ids, lookup[1][at], 0)
+    row = np.minimum(lookup[0].searchsorted(ids), lookup[0].size - 1)
+    return np.where(lookup[0][row] == ids, lookup[1][row], 0)
 
 
 _RANGE_TYPES = frozenset(
@@ -272,7 +272,7 @@ class ThreadRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class NvtxSteps:
     """Steps of one process; int64[n] each, times in ns."""
 
     start_ns: Int
@@ -285,7 +285,7 @@ class Steps:
 def read_threads(db: Database, strings: Strings, account: Account) -> dict[int, ThreadRanges]:
     """Read all NVTX ranges by serialized thread; damage ends the reading."""
     threads: dict[int, ThreadRanges] = {}
-    kept = 0
+    count = 0
     is_operator = OPERATOR_NAME.search
     try:
         for rows in db.rows("NVTX_EVENTS", _RANGE_COLUMNS):
@@ -306,9 +306,9 @@ def read_threads(db: Database, strings: Strings, account: Account) -> dict[int, 
                 if is_operator(name):  # most ranges are operators
                     thread.operators.add(start, end)
                 else:
-                    kept += _record_range(thread, start, end, name)
+                    count += _record_range(thread, start, end, name)
             account.read["NVTX ranges"] += read
-            if kept > _MAX_RANGES:
+            if count > _MAX_RANGES:
                 account.cut = account.cut or f"only {_MAX_RANGES:,} ranges were read"
                 break
     except DamagedError as error:
@@ -331,7 +331,7 @@ def _record_range(thread: ThreadRanges, start: int, end: int, text: str) -> int:
     return 0
 
 
-def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> Steps | None:
+def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> NvtxSteps | None:
     """Find the steps of a process by the names of its ranges; None if no range marks them.
 
     Best first: ranges named step or iteration with a number, without a number, from the end of one
@@ -341,8 +341,8 @@ def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> Steps | None:
     launches_ns: int64[n], ns, when the work of the device was launched.
     """
     for kind, source in ((NUMBERED_STEP, "numbered step ranges"), (STEP, "step ranges")):
-        best = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])
-        steps = _select_disjoint(best)
+        longest = max((thread.kept.get(kind, []) for thread in threads), key=len, default=[])
+        steps = _select_disjoint(longest)
         if steps and (kind == NUMBERED_STEP or len(steps) > 1):
             return _build_steps(steps, source, inferred=False)
     ends = max((thread.kept.get(OPTIMIZER, []) for thread in threads), key=len, default=[])
@@ -355,7 +355,7 @@ def find_steps(threads: list[ThreadRanges], launches_ns: Int) -> Steps | None:
         for thread in threads
         for key, ranges in thread.others.items()
     ]
-    extent = _measure_extent([each for _, ranges in candidates for each in ranges])
+    extent = _measure_extent([range_ for _, ranges in candidates for range_ in ranges])
     for key, ranges in sorted(
         candidates, key=lambda candidate: (-_sum_lengths(candidate[1]), candidate[0])
     ):
@@ -378,19 +378,19 @@ def _launches_most(ranges: list[tuple[int, int, int]], launches_ns: Int) -> bool
 def _select_disjoint(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return the ranges in order of time, without those inside another."""
     out: list[tuple[int, int, int]] = []
-    for range_ in sorted(ranges, key=lambda each: (each[0], -each[1])):
+    for range_ in sorted(ranges, key=lambda item: (item[0], -item[1])):
         if range_[1] > range_[0] and (not out or range_[0] >= out[-1][1]):
             out.append(range_)
     return out
 
 
-def _build_steps(steps: list[tuple[int, int, int]], source: str, inferred: bool) -> Steps:
+def _build_steps(steps: list[tuple[int, int, int]], source: str, inferred: bool) -> NvtxSteps:
     start, end, number = np.array(steps, np.int64).T
     if (number < 0).any() or (np.diff(number) <= 0).any():
         number = np.arange(start.size, dtype=np.int64) + 1
     elif inferred:
         number = number - number[0] + 1
-    return Steps(start, end, number, source)
+    return NvtxSteps(start, end, number, source)
 
 
 def _sum_lengths(ranges: list[tuple[int, int, int]]) -> int:

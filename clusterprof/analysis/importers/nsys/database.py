@@ -112,21 +112,21 @@ class Database:
         yield from self._fetch(f'SELECT {names} FROM "{table}"', ())
 
     def integers(
-        self, table: str, times: Sequence[str], others: Sequence[str] = (), where: str = ""
+        self, table: str, times: Sequence[str], columns: Sequence[str] = (), where: str = ""
     ) -> Iterator[Int]:
         """Yield integer columns of a table as int64[columns, n], some thousands of rows at a time.
 
         Rows in which one of `times` is not a valid time (not an integer, negative, too large) are
-        left out. A value of `others` that is not an integer, or a missing column, is -1. where: a
-        condition in SQL for the rows; its columns must be among `others` that the table has.
+        left out. A value of `columns` that is not an integer, or a missing column, is -1. where: a
+        condition in SQL for the rows; its columns must be among `columns` that the table has.
 
         Raises: DamagedError when the file cannot be read further.
         """
-        if not self.has(table, *times, *(others if where else ())):
+        if not self.has(table, *times, *(columns if where else ())):
             return
         known = self.tables[table]
         names = [f'"{column}"' for column in times]
-        for column in others:
+        for column in columns:
             expression = f'CASE typeof("{column}") WHEN \'integer\' THEN "{column}" ELSE -1 END'
             names.append(expression if column in known else "-1")
         condition = " AND ".join(

@@ -230,14 +230,14 @@ def read_profile(db: Database, account: Account) -> Profile:
 
 def _describe_rank(part: RankActivity, busy: Intervals) -> str:
     """Describe for the report how the steps of a rank were found."""
-    place = f"process {part.pid & 0xFFFFFF} on device {part.device}"
+    location = f"process {part.pid & 0xFFFFFF} on device {part.device}"
     if part.steps is not None:
-        return f"{place}: {part.steps.start_ns.size} steps, from {part.steps.source}"
+        return f"{location}: {part.steps.start_ns.size} steps, from {part.steps.source}"
     # other processes may use the device before and after this one
     start, end = (np.clip(side, part.from_ns, part.until_ns) for side in busy)
     idle = 1 - float((end - start).sum()) / max(part.until_ns - part.from_ns, 1)
     return (
-        f"{place}: no range marks a step, so everything is one step, from the first to the last"
+        f"{location}: no range marks a step, so everything is one step, from the first to the last"
         f" activity of the device ({idle:.1%} of it idle: no kernel, copy, fill or graph)"
     )
 
@@ -338,12 +338,12 @@ def _match_groups(
     groups: SequenceGroups = {}
     times: dict[tuple[int, ...], int] = {}
     for group in match_operations(sequences):
-        ranks = tuple(sorted(owners[at][1].rank or 0 for at in group.members))
+        ranks = tuple(sorted(owners[member][1].rank or 0 for member in group.members))
         nth = times[ranks] = times.get(ranks, 0) + 1
         listed = ",".join(map(str, ranks))
         number = compute_group_number(ranks if nth == 1 else f"{listed}#{nth}")
-        for at, first in zip(group.members, group.first_numbers):
-            groups[id(owners[at][2])] = MatchedSequence(number, first, ranks)
+        for member, first in zip(group.members, group.first_numbers):
+            groups[id(owners[member][2])] = MatchedSequence(number, first, ranks)
     return groups
 
 

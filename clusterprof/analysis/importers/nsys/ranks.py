@@ -34,9 +34,9 @@ from clusterprof.analysis.importers.nsys.activities import (
     HOST_TO_DEVICE,
     KERNEL,
     Activities,
-    Calls,
+    CudaCalls,
     LoadingTime,
-    Steps,
+    NvtxSteps,
     ThreadRanges,
     decode_pid,
     decode_process,
@@ -71,7 +71,7 @@ class RankActivity:
     world: int | None
     from_ns: int
     until_ns: int
-    steps: Steps | None
+    steps: NvtxSteps | None
     starved: Intervals
     host_ns: tuple[Int, Int, Int, Int]
     """For each starved interval, int64[n] each, ns: launching, in calls that wait for the device,
@@ -96,7 +96,7 @@ class RankActivity:
 
 def split_ranks(
     activities: Activities,
-    calls: Calls,
+    calls: CudaCalls,
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: dict[int, Intervals],
@@ -137,22 +137,22 @@ def split_ranks(
 
 def _build_rank_activity(
     activities: Activities,
-    calls: Calls,
+    calls: CudaCalls,
     threads: dict[int, ThreadRanges],
     loading: dict[int, LoadingTime],
     busy: Intervals,
     samples: HostSamples,
 ) -> RankActivity:
     launched = find_launches(activities, calls)
-    known = launched >= 0
-    tids, times = np.unique(calls.thread[launched[known]], return_counts=True)
+    is_launched = launched >= 0
+    tids, times = np.unique(calls.thread[launched[is_launched]], return_counts=True)
     launching = tids[times >= _MIN_LAUNCH_SHARE * max(int(times.sum()), 1)].tolist()
-    own = [tid for tid in threads if tid in launching]
+    launchers = [tid for tid in threads if tid in launching]
     main = int(tids[times.argmax()]) if tids.size else None
-    launches_ns = calls.start_ns[launched[known]]
-    steps = find_steps([threads[tid] for tid in own] or list(threads.values()), launches_ns)
+    launches_ns = calls.start_ns[launched[is_launched]]
+    steps = find_steps([threads[tid] for tid in launchers] or list(threads.values()), launches_ns)
     from_ns, until_ns = int(activities.start_ns.min()), int(activities.end_ns.max())
-    waits = _merge_unions([threads[tid].waits() for tid in own])
+    waits = _merge_unions([threads[tid].waits() for tid in launchers])
     order = np.argsort(activities.start_ns, kind="stable")
     launching_calls = calls.of(np.flatnonzero(np.isin(calls.thread, launching)))
     copies, residues = _trim_copies(activities, launched, calls)
@@ -165,7 +165,7 @@ def _build_rank_activity(
         residues,
         NO_HOST_WORK,
         last_ns,
-        {tid: threads[tid].operators.all() for tid in own},
+        {tid: threads[tid].operators.all() for tid in launchers},
         samples.of_thread(main),
     )
     first_ns = from_ns if steps is None else min(from_ns, int(steps.start_ns[0]))
@@ -189,14 +189,14 @@ def _build_rank_activity(
         stacks=_build_stacks(main, threads, samples, steps, (from_ns, until_ns)),
         exposed_copies=_find_exposed_copies(activities, waits),
         waits=waits,
-        loading=[loading[tid] for tid in own if tid in loading],
+        loading=[loading[tid] for tid in launchers if tid in loading],
         syncs=syncs,
         copies=copies,
         operations=_list_operations(activities),
     )
 
 
-def _list_host_calls(calls: Calls) -> HostCalls:
+def _list_host_calls(calls: CudaCalls) -> HostCalls:
     return HostCalls(calls.start_ns, calls.end_ns, calls.kind, calls.thread)
 
 
@@ -204,7 +204,7 @@ def _build_stacks(
     main: int | None,
     threads: dict[int, ThreadRanges],
     samples: HostSamples,
-    steps: Steps | None,
+    steps: NvtxSteps | None,
     window: tuple[int, int],
 ) -> ThreadStacks:
     """Build the stacks of the thread that launches most, from the first step to the last.
@@ -218,7 +218,7 @@ def _build_stacks(
 
 
 def _trim_copies(
-    activities: Activities, launched: Int, calls: Calls
+    activities: Activities, launched: Int, calls: CudaCalls
 ) -> tuple[tuple[Int, Int, Int], Intervals]:
     """Return calls that copy to the device, as far as their copies explain them, and the rest.
 
@@ -231,7 +231,7 @@ def _trim_copies(
     return (own_start, end, activities.bytes[rows]), merge_intervals(start, own_start)
 
 
-def _find_blocking_copies_out(activities: Activities, launched: Int, calls: Calls) -> Intervals:
+def _find_blocking_copies_out(activities: Activities, launched: Int, calls: CudaCalls) -> Intervals:
     """Find the calls that copy from the device and returned only after it: they wait for it."""
     rows = select_host_copies(activities, launched, calls, DEVICE_TO_HOST)
     rows = rows[calls.end_ns[launched[rows]] >= activities.end_ns[rows]]
@@ -243,13 +243,13 @@ def _find_exposed_copies(activities: Activities, waits: Intervals) -> tuple[Int,
     copying = (activities.kind == COPY) & np.isin(
         activities.detail, (HOST_TO_DEVICE, DEVICE_TO_HOST)
     )
-    others = merge_intervals(activities.start_ns[~copying], activities.end_ns[~copying])
+    other_work = merge_intervals(activities.start_ns[~copying], activities.end_ns[~copying])
     return find_exposed_copies(
         activities.start_ns[copying],
         activities.end_ns[copying],
         activities.bytes[copying],
         activities.detail[copying] == HOST_TO_DEVICE,
-        _merge_unions([others, waits]),
+        _merge_unions([other_work, waits]),
     )
 
 
@@ -258,7 +258,7 @@ def _find_late_gaps(
     activities: Activities,
     order: Int,
     launched: Int,
-    calls: Calls,
+    calls: CudaCalls,
     sync: CoverageIndex,
 ) -> Intervals:
     """Find the gaps in which the device had nothing to do because of late launches.
@@ -281,7 +281,7 @@ def _find_late_gaps(
     return idle[0][is_late], late_until[is_late]
 
 
-def _merge_calls_of_kind(calls: Calls, kind: int) -> Intervals:
+def _merge_calls_of_kind(calls: CudaCalls, kind: int) -> Intervals:
     rows = calls.kind == kind
     return merge_intervals(calls.start_ns[rows], calls.end_ns[rows])
 

@@ -67,9 +67,9 @@ class NsysReport:
         with tempfile.TemporaryDirectory(prefix="clusterprof-nsys-") as folder:
             exported: list[FileSource] = []
             for number, source in enumerate(sources):
-                place = Path(folder) / str(number)
-                place.mkdir()
-                exported += _export_report(source, place)
+                node_folder = Path(folder) / str(number)
+                node_folder.mkdir()
+                exported += _export_report(source, node_folder)
             yield from Nsys().nodes(exported, accounts)
 
 

@@ -69,9 +69,13 @@ def read_samples(db: Database, threads: Int, strings: Strings, account: Account)
     account.read["CPU samples"] += start.size
     work, times = {}, {}
     for tid in np.unique(thread).tolist():
-        own = thread == tid
-        work[tid] = _build_work(start[own], number[own])
-        times[tid] = np.flatnonzero(own), start[own], _measure_intervals(start[own])
+        on_thread = thread == tid
+        work[tid] = _build_work(start[on_thread], number[on_thread])
+        times[tid] = (
+            np.flatnonzero(on_thread),
+            start[on_thread],
+            _measure_intervals(start[on_thread]),
+        )
     return HostSamples(work, names, times, frames)
 
 
@@ -80,13 +84,13 @@ _NO_SAMPLES = HostSamples({}, [], {}, NO_FRAMES)
 
 def _read_events(db: Database, threads: Int, account: Account) -> tuple[Int, Int, Int]:
     """Read time (ns), id and thread of the samples, int64[n] each, by id."""
-    parts, left = [np.zeros((3, 0), np.int64)], MAX_SAMPLES
+    parts, remaining = [np.zeros((3, 0), np.int64)], MAX_SAMPLES
     for rows in db.integers("COMPOSITE_EVENTS", ("start", "id"), ("globalTid",)):
-        kept = rows[:, np.isin(rows[2], threads)]
-        if kept.shape[1] > left:
-            account.skipped["CPU samples beyond the limit"] += kept.shape[1] - left
-        parts.append(kept[:, :left])
-        left -= parts[-1].shape[1]
+        wanted = rows[:, np.isin(rows[2], threads)]
+        if wanted.shape[1] > remaining:
+            account.skipped["CPU samples beyond the limit"] += wanted.shape[1] - remaining
+        parts.append(wanted[:, :remaining])
+        remaining -= parts[-1].shape[1]
     start, sample, thread = np.concatenate(parts, axis=1)
     order = np.argsort(sample, kind="stable")
     return start[order], sample[order], thread[order]
@@ -107,31 +111,31 @@ def _name_samples(db: Database, sample: Int, strings: Strings) -> tuple[Int, lis
         ("stackDepth", "symbol", "module", "unresolved"),
         where=f'"stackDepth" = 0 OR "symbol" IN ({listed})',
     ):
-        at = np.minimum(np.searchsorted(sample, rows[0]), sample.size - 1)
-        rows, at = rows[:, sample[at] == rows[0]], at[sample[at] == rows[0]]
+        row = np.minimum(np.searchsorted(sample, rows[0]), sample.size - 1)
+        rows, row = rows[:, sample[row] == rows[0]], row[sample[row] == rows[0]]
         inner, is_resolved = rows[1] == 0, rows[4] != 1
-        symbol[at[inner & is_resolved]] = rows[2, inner & is_resolved]
-        module[at[inner & ~is_resolved]] = rows[3, inner & ~is_resolved]
+        symbol[row[inner & is_resolved]] = rows[2, inner & is_resolved]
+        module[row[inner & ~is_resolved]] = rows[3, inner & ~is_resolved]
         in_operation = np.isin(rows[2], operations)
-        operation[at[in_operation]] = rows[2, in_operation]
+        operation[row[in_operation]] = rows[2, in_operation]
     key = np.where(operation >= 0, operation, np.where(symbol >= 0, symbol, module))
     ids, number = np.unique(key, return_inverse=True)
     texts = {id_: "" for id_ in ids.tolist()}
     for values in db.rows("StringIds", ("id", "value")):
         texts.update((id_, value) for id_, value in values if id_ in texts and type(value) is str)
     names = [texts[id_].rpartition("/")[2] for id_ in ids.tolist()]
-    known = np.array([bool(name) for name in names])
-    return np.where(known[number], number, -1), names
+    is_named = np.array([bool(name) for name in names])
+    return np.where(is_named[number], number, -1), names
 
 
 def _measure_intervals(start: Int) -> Int:
     """Measure for which time before it each sample stands, int64[n], ns, in any order."""
     order = np.argsort(start, kind="stable")
-    at = start[order]
-    interval = np.zeros(at.size, np.int64)
-    if at.size > 1:
-        period_ns = max(int(np.median(np.diff(at))), 1)
-        since = np.append(period_ns, np.diff(at))
+    sorted_start = start[order]
+    interval = np.zeros(sorted_start.size, np.int64)
+    if sorted_start.size > 1:
+        period_ns = max(int(np.median(np.diff(sorted_start))), 1)
+        since = np.append(period_ns, np.diff(sorted_start))
         interval[order] = np.minimum(since, _MAX_PERIODS * period_ns)
     return interval
 
@@ -139,12 +143,12 @@ def _measure_intervals(start: Int) -> Int:
 def _build_work(start: Int, name: Int) -> HostWork:
     """Build the work of one thread from its samples, int64[n] each, in any order."""
     order = np.argsort(start, kind="stable")
-    at, name = start[order], name[order]
-    if at.size < 2:
+    sorted_start, name = start[order], name[order]
+    if sorted_start.size < 2:
         return NO_HOST_WORK
-    begin = at - _measure_intervals(at)
-    opens = np.append(True, (begin[1:] > at[:-1]) | (name[1:] != name[:-1]))
+    begin = sorted_start - _measure_intervals(sorted_start)
+    opens = np.append(True, (begin[1:] > sorted_start[:-1]) | (name[1:] != name[:-1]))
     first = np.flatnonzero(opens)
-    last = np.append(first[1:], at.size) - 1
+    last = np.append(first[1:], sorted_start.size) - 1
     activity = np.full(first.size, layout.COMPUTING_ON_HOST)
-    return HostWork(np.maximum(begin[first], 0), at[last], activity, name[first])
+    return HostWork(np.maximum(begin[first], 0), sorted_start[last], activity, name[first])

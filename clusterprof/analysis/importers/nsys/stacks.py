@@ -64,29 +64,29 @@ def read_python_frames(db: Database, sample: Int) -> PythonFrames:
         return NO_FRAMES
     listed = ", ".join(map(str, texts))
     parts = []
-    left = _MAX_FRAMES
+    remaining = _MAX_FRAMES
     for rows in db.integers(
         "SAMPLING_CALLCHAINS",
         ("id",),
         ("stackDepth", "symbol", "module"),
         where=f'"symbol" IN ({listed}) OR "module" IN ({listed})',
     ):
-        at = np.minimum(np.searchsorted(sample, rows[0]), sample.size - 1)
-        kept = sample[at] == rows[0]
-        parts.append(np.stack([at[kept], *rows[1:, kept]])[:, :left])
-        left -= parts[-1].shape[1]
+        row = np.minimum(np.searchsorted(sample, rows[0]), sample.size - 1)
+        is_sampled = sample[row] == rows[0]
+        parts.append(np.stack([row[is_sampled], *rows[1:, is_sampled]])[:, :remaining])
+        remaining -= parts[-1].shape[1]
     if not parts:
         return NO_FRAMES
     index, depth, symbol, module = np.concatenate(parts, axis=1)
     order = np.lexsort((depth, index))
     index, symbol, module = index[order], symbol[order], module[order]
-    pairs, place = np.unique(np.stack([symbol, module]), axis=1, return_inverse=True)
+    pairs, place_number = np.unique(np.stack([symbol, module]), axis=1, return_inverse=True)
     functions = _read_texts(db, pairs[0])
     places = [
         _parse_frame(functions.get(symbol_id, ""), texts.get(module_id, ""))
         for symbol_id, module_id in pairs.T.tolist()
     ]
-    return PythonFrames(index, np.asarray(place).reshape(-1), places)
+    return PythonFrames(index, np.asarray(place_number).reshape(-1), places)
 
 
 def _list_python_strings(db: Database) -> dict[int, str]:
@@ -144,16 +144,18 @@ def build_thread_stacks(
     stretches = _build_range_stretches(table, ranges, window)
     index, t_ns, interval = samples
     row = np.searchsorted(index, frames.sample)
-    own = row < index.size
-    own[own] = index[row[own]] == frames.sample[own]
-    if not own.any():
+    has_frames = row < index.size
+    has_frames[has_frames] = index[row[has_frames]] == frames.sample[has_frames]
+    if not has_frames.any():
         return table, draw_samples(stretches)
     numbers = [table.add_place(*place) for place in frames.places]
     stack = _find_stacks_at(stretches, t_ns)
-    first = np.flatnonzero(own)[np.unique(row[own], return_index=True)[1]]
-    for low, high in zip(first.tolist(), [*first[1:].tolist(), int(np.flatnonzero(own)[-1]) + 1]):
+    first = np.flatnonzero(has_frames)[np.unique(row[has_frames], return_index=True)[1]]
+    end = int(np.flatnonzero(has_frames)[-1]) + 1
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), end]):
         number = int(stack[row[low]])
-        for place in frames.place[low:high][own[low:high]][::-1].tolist():  # from the outermost
+        places = frames.place[low:high][has_frames[low:high]]
+        for place in places[::-1].tolist():  # from the outermost
             number = table.add_stack(number, numbers[place])
             if not number:
                 break

@@ -110,15 +110,15 @@ def _parse_head(line: str) -> _Layout | None:
     if line.count(",") < 3 or len(line) > _MAX_HEAD_LINE_BYTES:
         return None
     layout = _Layout()
-    for at, cell in enumerate(line.split(",")):
+    for index, cell in enumerate(line.split(",")):
         name = cell.strip('" \t\r\ufeff').lower()
         if time := _TIME_COLUMN.fullmatch(name):
-            layout.columns[time[1]] = at
+            layout.columns[time[1]] = index
             if unit_ns := _UNIT_NS.get(time[2] or ""):
                 layout.units_ns[time[1]] = unit_ns
         for use, names in _COLUMNS.items():
             if name in names:
-                layout.columns.setdefault(use, at)
+                layout.columns.setdefault(use, index)
     has_work = {"start", "duration", "name", "stream"} <= layout.columns.keys()
     if not has_work or not {"device", "core"} & layout.columns.keys():
         return None
@@ -228,7 +228,7 @@ def _add_csv_rows(lines: Iterator[str], layout: _Layout, work: _Work) -> None:
             if row:
                 work.tracks.skip("rows with columns missing")
             continue
-        cells = {use: row[at].strip() for use, at in columns.items() if at < len(row)}
+        cells = {use: row[index].strip() for use, index in columns.items() if index < len(row)}
         if not units_ns:  # nvprof: the units are below the header
             units = {use: _UNIT_NS.get(cells[use], 0) for use in ("start", "duration")}
             if not all(units.values()):

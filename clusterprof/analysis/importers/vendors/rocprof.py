@@ -306,7 +306,7 @@ def _read_table(source: Source, account: Account, recording: Recording) -> None:
         if len(row) <= max(columns.values(), default=0):
             account.skipped["rows with columns missing"] += 1
             continue
-        _add_row({use: row[at] for use, at in columns.items()}, recording)
+        _add_row({use: row[index] for use, index in columns.items()}, recording)
         if account is not recording.gathered.account:
             account.read["rows"] += 1
 

@@ -226,16 +226,16 @@ def _find_host_copy(hlo: str) -> str:
 
     %copy-done.1 = f32[8]{0:T(8)} copy-done((f32[8]{0:T(8)}, f32[8]{0:T(8)S(5)}, …) …)   HtoD
     """
-    if (done := _DONE.search(hlo)) is None:
+    if (match := _DONE.search(hlo)) is None:
         return ""
-    if done[2] in ("send", "recv"):
+    if match[2] in ("send", "recv"):
         is_host_transfer = "is_host_transfer=true" in hlo
-        return ("DtoH" if done[2] == "send" else "HtoD") if is_host_transfer else ""
-    if COLLECTIVE.search(done[2]):
+        return ("DtoH" if match[2] == "send" else "HtoD") if is_host_transfer else ""
+    if COLLECTIVE.search(match[2]):
         return ""
-    if _HOST_MEMORY in done[1]:
+    if _HOST_MEMORY in match[1]:
         return "DtoH"
-    return "HtoD" if _HOST_MEMORY in hlo[done.end() :] else ""
+    return "HtoD" if _HOST_MEMORY in hlo[match.end() :] else ""
 
 
 def _read_line_head(line: memoryview) -> tuple[int, str, int]:

@@ -129,8 +129,8 @@ def _is_protobuf(head: bytes, path: Path) -> bool:
     if not path.name.endswith(".et") or len(head) < 4:
         return False
     try:
-        length, at = read_varint(memoryview(head), 0)
-        fields = list(read_fields(memoryview(head)[at : at + length]))
+        length, offset = read_varint(memoryview(head), 0)
+        fields = list(read_fields(memoryview(head)[offset : offset + length]))
     except WireError:
         return False
     return bool(fields) and all(number in (1, 2) for number, _ in fields)
@@ -177,13 +177,13 @@ def _read_json(source: Source) -> Iterator[_Operation]:
 def _read_protobuf(source: Source, account: Account) -> Iterator[_Operation]:
     """Yield the nodes of a `.et` file: messages, each after its length."""
     data = read_message_bytes(source)
-    at, is_metadata = 0, True
+    offset, is_metadata = 0, True
     try:
-        while at < len(data):
-            length, at = read_varint(data, at)
-            if length > len(data) - at:
+        while offset < len(data):
+            length, offset = read_varint(data, offset)
+            if length > len(data) - offset:
                 raise WireError("a node is cut off")
-            message, at = data[at : at + length], at + length
+            message, offset = data[offset : offset + length], offset + length
             if not is_metadata:
                 yield _read_node(message)
             is_metadata = False

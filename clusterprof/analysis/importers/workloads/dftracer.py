@@ -263,8 +263,8 @@ class TracedJob:
     def describe_events(self) -> str:
         """Describe the events, none of which shows a training loop."""
         names = [f"{name} ({kind})" for kind, name in self._classes if kind != "dftracer"]
-        more = ", …" if len(names) > 6 else ""
-        listed = f"the events are {', '.join(names[:6])[:400]}{more}"
+        suffix = ", …" if len(names) > 6 else ""
+        listed = f"the events are {', '.join(names[:6])[:400]}{suffix}"
         return listed if names else "the traces hold only reads"
 
     def _get_process(self, event: _Line, pid: int, account: Account) -> TracedProcess | None:

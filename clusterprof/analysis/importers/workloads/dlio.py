@@ -483,12 +483,12 @@ def _build_notes(folder: RunFolder, has_wall_clock: bool) -> list[tuple[str, boo
         )
         notes.append((_describe_published_au(folder) + compute_share, True))
     if has_wall_clock and folder.block_end_ns:
-        rest = sum(
+        remaining = sum(
             folder.block_end_ns[key] - folder.block_start_ns[key] for key in folder.block_end_ns
         )
         ranks = max(len(folder.outputs), 1)
-        if rest * ranks > step_ns:
-            seconds = (rest - step_ns / ranks) / SECOND_NS
+        if remaining * ranks > step_ns:
+            seconds = (remaining - step_ns / ranks) / SECOND_NS
             text = (
                 f"{seconds:.1f} s of the epochs lie outside the listed steps: they follow the"
                 " last step of each"

@@ -147,9 +147,9 @@ def _parse_events(events: list[Any], account: Account) -> Iterator[_Event]:
 
 def _record_event(stage: _Stage, event: _Event, account: Account) -> None:
     arguments = event.args or _Arguments()
-    at = round(event.ts * _US_NS)
+    t_ns = round(event.ts * _US_NS)
     if event.ph in ("i", "I"):
-        stage.marks.setdefault((event.name, arguments.iteration), at)
+        stage.marks.setdefault((event.name, arguments.iteration), t_ns)
     elif event.name not in ("forward", "backward"):
         account.skipped["events of another kind"] += 1
     elif event.ph == "B":
@@ -157,8 +157,8 @@ def _record_event(stage: _Stage, event: _Event, account: Account) -> None:
     elif event.ph == "E" and stage.open_events.get(event.name):
         start = round(stage.open_events[event.name].pop() * _US_NS)
         direction = int(event.name == "backward")
-        piece = (arguments.iteration, arguments.model_chunk, arguments.microbatch, direction)
-        stage.work.append((start, at, piece))
+        work_item = (arguments.iteration, arguments.model_chunk, arguments.microbatch, direction)
+        stage.work.append((start, t_ns, work_item))
         account.read["forward and backward passes"] += 1
     else:
         account.skipped["ends without a begin"] += 1
@@ -177,9 +177,9 @@ def _build_node(stages: dict[StageKey, _Stage], account: Account) -> NodeTables:
         node.add_device(device)
         node.add_rank(rank + 1, rank, len(keys), device)
         node.add_group(rank + 1, group, members)
-        own = [ranks[other] for other in keys if other[0] == key[0]]
-        own_group = compute_group_number(f"stage:{','.join(map(str, own))}")
-        node.add_group(rank + 1, own_group, own, f"stage {key[0]}")
+        node_ranks = [ranks[other] for other in keys if other[0] == key[0]]
+        own_group = compute_group_number(f"stage:{','.join(map(str, node_ranks))}")
+        node.add_group(rank + 1, own_group, node_ranks, f"stage {key[0]}")
         if stage.work:
             _add_steps(node, stage, rank + 1, device, account, rank)
     exchanges = {lane: _find_exchanges(stages, lane) for lane in {lane for _, lane in keys}}
@@ -222,7 +222,7 @@ def _add_steps(
         device, *busy, min(low, int(start.min(initial=low))), max(high, int(end.max(initial=high)))
     )
     for kind, direction in ((layout.FORWARD, 0), (layout.BACKWARD, 1)):
-        rows = np.array([piece[3] == direction for *_, piece in stage.work], np.bool_)
+        rows = np.array([work_item[3] == direction for *_, work_item in stage.work], np.bool_)
         node.add_spans(pid, kind, start[rows], end[rows])
     total_ns = sum(e - b for b, e in zip(begins, ends))
     if total_ns > 0:
@@ -244,8 +244,10 @@ def _add_waits(
 
     Returns per stage and iteration until when it waited for stages that still worked, ns.
     """
-    finished = {key: {piece: end for _, end, piece in stage.work} for key, stage in stages.items()}
-    chunks = 1 + max((piece[1] for s in stages.values() for *_, piece in s.work), default=0)
+    finished = {
+        key: {work_item: end for _, end, work_item in stage.work} for key, stage in stages.items()
+    }
+    chunks = 1 + max((work_item[1] for s in stages.values() for *_, work_item in s.work), default=0)
     spans = {
         key: np.array([item[:2] for item in stage.work], np.int64).reshape(-1, 2).T
         for key, stage in stages.items()
@@ -253,8 +255,8 @@ def _add_waits(
     waits: dict[tuple[StageKey, StageKey], list[tuple[int, int]]] = {}
     arrivals: dict[tuple[StageKey, int], int] = {}
     for key in stages:
-        for begin, end, piece in _list_gaps(key, stages, exchanges[key[1]]):
-            producer = _find_producer(key, piece, stages, chunks)
+        for begin, end, work_item in _list_gaps(key, stages, exchanges[key[1]]):
+            producer = _find_producer(key, work_item, stages, chunks)
             finished_ns = -1
             if producer is not None:
                 finished_ns = finished[producer[0]].get(producer[1], -1)
@@ -267,7 +269,7 @@ def _add_waits(
                     break
                 waits.setdefault((awaited[0], key), []).append((begin, awaited[1]))
                 begin = awaited[1]
-            arrivals[key, piece[0]] = begin
+            arrivals[key, work_item[0]] = begin
     for (source, target), intervals in waits.items():
         arrive, leave = np.array(sorted(intervals), np.int64).T
         number = np.arange(arrive.size, dtype=np.int64)
@@ -287,7 +289,7 @@ def _list_gaps(
 
     From its begin until the last stage has arrived at `reduce`; after that no pass comes (-1).
     """
-    for begin, end, piece in _list_whole_gaps(key, stages):
+    for begin, end, work_item in _list_whole_gaps(key, stages):
         first, last = (
             int(exchanges[1].searchsorted(begin, "right")),
             int(exchanges[0].searchsorted(end)),
@@ -296,10 +298,10 @@ def _list_gaps(
             exchanges[0][first:last].tolist(), exchanges[1][first:last].tolist()
         ):
             if start > begin:
-                yield begin, start, piece
+                yield begin, start, work_item
             begin = stop
         if end > begin:
-            yield begin, end, piece
+            yield begin, end, work_item
 
 
 def _find_exchanges(stages: dict[StageKey, _Stage], lane: int) -> Intervals:
@@ -310,12 +312,14 @@ def _find_exchanges(stages: dict[StageKey, _Stage], lane: int) -> Intervals:
     works = [stage.work for key, stage in stages.items() if key[1] == lane]
     items = sorted(item for work in works for item in work)
     start, end, iteration = (
-        np.array([(start, end, piece[0]) for start, end, piece in items], np.int64).reshape(-1, 3).T
+        np.array([(start, end, work_item[0]) for start, end, work_item in items], np.int64)
+        .reshape(-1, 3)
+        .T
     )
     busy_start, busy_end = merge_intervals(start, end)
     after = start.searchsorted(busy_start[1:])
-    same = (iteration[after] == iteration[after - 1]) & (len(works) > 1)
-    return busy_end[:-1][same], busy_start[1:][same]
+    is_same_iteration = (iteration[after] == iteration[after - 1]) & (len(works) > 1)
+    return busy_end[:-1][is_same_iteration], busy_start[1:][is_same_iteration]
 
 
 def _list_whole_gaps(
@@ -324,9 +328,9 @@ def _list_whole_gaps(
     stage = stages[key]
     for iteration, items in groupby(sorted(stage.work, key=_get_iteration), _get_iteration):
         before = stage.marks.get(("iteration begin", iteration), None)
-        for start, end, piece in items:
+        for start, end, work_item in items:
             if before is not None and start > before:
-                yield before, start, piece
+                yield before, start, work_item
             before = end if before is None else max(before, end)
         reduced = [other.marks.get(("reduce", iteration), -1) for other in stages.values()]
         if before is not None and min(reduced) >= 0 and max(reduced) > before:
@@ -338,10 +342,10 @@ def _get_iteration(item: tuple[int, int, WorkItem]) -> int:
 
 
 def _find_producer(
-    key: StageKey, piece: WorkItem, stages: dict[StageKey, _Stage], chunks: int
+    key: StageKey, work_item: WorkItem, stages: dict[StageKey, _Stage], chunks: int
 ) -> tuple[StageKey, WorkItem] | None:
     """Find the stage whose result a piece of work needs, and that result."""
-    iteration, chunk, microbatch, direction = piece
+    iteration, chunk, microbatch, direction = work_item
     stage, lane = key
     last = max(stage_ for stage_, lane_ in stages if lane_ == lane)
     source = stage - 1 if direction == 0 else stage + 1
@@ -364,24 +368,25 @@ def _find_awaited_stage(
     stage that finished in this time comes before one that works on. spans: int64[2, n], starts
     and ends of the work of each stage, ns.
     """
-    ring = sorted(other for other in spans if other[1] == key[1])
-    place = ring.index(key)
+    ring = sorted(neighbor for neighbor in spans if neighbor[1] == key[1])
+    position = ring.index(key)
     working: tuple[StageKey, int] | None = None
     for distance in range(1, len(ring) // 2 + 1):
-        neighbors = {ring[(place - distance) % len(ring)], ring[(place + distance) % len(ring)]} - {
-            key
-        }
+        neighbors = {
+            ring[(position - distance) % len(ring)],
+            ring[(position + distance) % len(ring)],
+        } - {key}
         candidates = []
-        for other in neighbors:
-            starts, ends = spans[other]
+        for neighbor in neighbors:
+            starts, ends = spans[neighbor]
             row = int(ends.searchsorted(until_ns, side="right")) - 1
             if row >= 0 and ends[row] > from_ns:
-                candidates.append((int(ends[row]), other))
+                candidates.append((int(ends[row]), neighbor))
             elif working is None and row + 1 < ends.size and starts[row + 1] < until_ns:
-                working = other, until_ns
+                working = neighbor, until_ns
         if candidates:
-            end_ns, other = max(candidates)
-            return other, end_ns
+            end_ns, neighbor = max(candidates)
+            return neighbor, end_ns
     return working
 
 
@@ -402,9 +407,11 @@ def _add_marks(
         index = [2 * iterations.index(n) + offset for n in complete]
         last = [max(stage.marks[name, n] for stage in stages.values()) for n in complete]
         for key, stage in stages.items():
-            own = [stage.marks[name, n] for n in complete]
-            leave = own
+            marks = [stage.marks[name, n] for n in complete]
+            leave = marks
             if name == "reduce":
-                own = [max(at, arrivals.get((key, n), at)) for at, n in zip(own, complete)]
+                marks = [
+                    max(mark, arrivals.get((key, n), mark)) for mark, n in zip(marks, complete)
+                ]
                 leave = last
-            node.add_collectives(ranks[key] + 1, own, leave, group, index)
+            node.add_collectives(ranks[key] + 1, marks, leave, group, index)

@@ -234,7 +234,7 @@ def _place_steps(log: _Log, account: Account) -> tuple[np.ndarray, np.ndarray, n
     gaps = [b - a for a, b in pairwise(numbers) if b > a]
     interval = mode(gaps) if gaps else 1
     spans: list[tuple[int, int, int]] = []
-    at = paused_ns = restarts = 0
+    t_ns = paused_ns = restarts = 0
     before: tuple[int, int] | None = None  # number and time of the line before
     for number, mean_ms, line_ns in log.iterations:
         is_next = before is not None and number > before[0]
@@ -246,15 +246,15 @@ def _place_steps(log: _Log, account: Account) -> tuple[np.ndarray, np.ndarray, n
         if before is not None and min(before[1], line_ns) >= 0:
             pause_ns = line_ns - before[1] - length_of_all_ns
             pause_ns = pause_ns if pause_ns >= _MIN_PAUSE_NS else 0
-        is_long = len(spans) + count > _MAX_STEPS or at + pause_ns + length_of_all_ns > _MAX_NS
+        is_long = len(spans) + count > _MAX_STEPS or t_ns + pause_ns + length_of_all_ns > _MAX_NS
         if is_long or number > _MAX_NUMBER:
             account.skipped["iterations beyond the limit"] += 1
             continue
-        at += pause_ns
+        t_ns += pause_ns
         paused_ns += pause_ns
-        for place in range(count):
-            spans.append((at, at + length_ns, number - count + 1 + place))
-            at += length_ns
+        for index in range(count):
+            spans.append((t_ns, t_ns + length_ns, number - count + 1 + index))
+            t_ns += length_ns
         before = number, line_ns
     if not spans or spans[-1][1] <= 0:
         raise CannotImportError("the iterations have no usable duration")

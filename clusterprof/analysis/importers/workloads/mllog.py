@@ -93,11 +93,11 @@ class LoggedRun:
     @property
     def ranks(self) -> int | None:
         """Ranks of the run, else its accelerators; None if the log states neither."""
-        ranks, nodes, each = (self.values.get(key) for key in _SIZE_KEYS)
+        ranks, nodes, size = (self.values.get(key) for key in _SIZE_KEYS)
         if isinstance(ranks, int) and ranks > 0:
             return ranks
-        if isinstance(nodes, int) and isinstance(each, int) and nodes > 0 and each > 0:
-            return nodes * each
+        if isinstance(nodes, int) and isinstance(size, int) and nodes > 0 and size > 0:
+            return nodes * size
         return None  # the number in "16xNVIDIA DGX H100" counts systems
 
 
@@ -138,10 +138,10 @@ def read_run(source: Source, account: Account) -> LoggedRun:
     run, open_intervals = LoggedRun(source.path), dict[str, tuple[int, int | None]]()
     times = array("q")
     for line in read_lines(source, account):
-        at = line.find(LINE_MARK)
-        if at < 0:
+        offset = line.find(LINE_MARK)
+        if offset < 0:
             continue
-        record = parse_json(line[at + len(LINE_MARK) :])
+        record = parse_json(line[offset + len(LINE_MARK) :])
         t_ns = (
             convert_to_ns(record.get("time_ms"), MILLISECOND_NS)
             if isinstance(record, dict)
@@ -262,23 +262,23 @@ def _compare_instances(runs: Sequence[tuple[LoggedRun, Account]]) -> list[str]:
         kind, platform = (
             str(run.values.get(f"submission_{key}", ""))[:200] for key in ("benchmark", "platform")
         )
-        best = min(_list_lengths(run.steps))
+        fastest = min(_list_lengths(run.steps))
         instances_by_kind.setdefault((kind, platform, run.path.parent), []).append(
-            (best, run, account)
+            (fastest, run, account)
         )
     for (kind, _, _), instances in instances_by_kind.items():
         if len(instances) < MIN_INSTANCES:
             continue
         unit = "epoch" if all(run.spans.get("epoch") for _, run, _ in instances) else "block"
-        typical = median(best for best, _, _ in instances)
+        typical = median(fastest for fastest, _, _ in instances)
         slow = sorted(
             (instance for instance in instances if instance[0] > SLOW_RATIO * typical),
             key=lambda instance: -instance[0],
         )
         name = f"{len(instances)} instances of {kind}" if kind else f"{len(instances)} instances"
         if slow:
-            best, run, account = slow[0]
-            text = f"of {name}: its fastest {unit} took {best:.1f} s, the median {typical:.1f} s"
+            fastest, run, account = slow[0]
+            text = f"of {name}: its fastest {unit} took {fastest:.1f} s, the median {typical:.1f} s"
             account.notes.append(f"the slowest {text}")
             answers.append(f"slowest is {run.path.name}, {text}")
         else:

@@ -243,8 +243,8 @@ def read_parquet_words(path: Path) -> list[str]:
 
 def guess_delimiter(text: str) -> str:
     """Guess the delimiter of a line: the most frequent candidate; empty if there is none."""
-    best = max(_DELIMITERS, key=text.count)
-    return best if best in text else ""
+    delimiter = max(_DELIMITERS, key=text.count)
+    return delimiter if delimiter in text else ""
 
 
 def _parse_first(data: bytes) -> Any:
@@ -502,23 +502,23 @@ def _compute_steps(table: StepTable, account: Account) -> StepRows:
     duration = duration * _infer_unit(table, duration, account)
     if float(duration.sum()) + float(start.max(initial=0)) >= _MAX_NS:
         raise CannotImportError("the durations add up to more than a century", "state their unit")
-    own = np.rint(duration).astype(np.int64)
+    own_ns = np.rint(duration).astype(np.int64)
     first = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
-    account.answers += describe_slowest_ranks(rank, own, first)
+    account.answers += describe_slowest_ranks(rank, own_ns, first)
     if start.min(initial=0) >= 0:
-        return _build_timed_steps(rank, step, start, own, first, account)
+        return _build_timed_steps(rank, step, start, own_ns, first, account)
     account.notes.append(
         "only durations: ranks are assumed to begin each step together, and to wait at its end for"
         " the slowest"
     )
-    longest = np.maximum.reduceat(own, first)
+    longest = np.maximum.reduceat(own_ns, first)
     begins = np.concatenate([[0], np.cumsum(longest)[:-1]])
     row = np.repeat(np.arange(first.size), np.diff(np.append(first, rank.size)))
     is_complete = _find_complete_steps(rank, first, account)
     number = np.where(is_complete, np.cumsum(is_complete) - 1, -1)[row]
     begin = begins[row]
-    end = np.where(number >= 0, begin + longest[row], begin + own)
-    return StepRows(rank, step, begin, begin + own, end, number)
+    end = np.where(number >= 0, begin + longest[row], begin + own_ns)
+    return StepRows(rank, step, begin, begin + own_ns, end, number)
 
 
 def _infer_unit(table: StepTable, duration: Float, account: Account) -> float:
@@ -546,10 +546,10 @@ def _find_complete_steps(rank: Int, first: Int, account: Account) -> NDArray[np.
 
 
 def _build_timed_steps(
-    rank: Int, step: Int, start: Int, own: Int, first: Int, account: Account
+    rank: Int, step: Int, start: Int, own_ns: Int, first: Int, account: Account
 ) -> StepRows:
     """Keep the times of the steps; ranks wait if each step begins after all ended the last."""
-    end = start + own
+    end = start + own_ns
     row = np.repeat(np.arange(first.size), np.diff(np.append(first, rank.size)))
     release = np.maximum.reduceat(end, first)
     begins = np.minimum.reduceat(start, first)

@@ -43,8 +43,8 @@ class CutSampler:
         rows = np.flatnonzero(
             (number & (self._stride - 1) == 0) & is_collective & (leave_ns <= later_ns)
         )
-        new = np.stack([channel[rows], number[rows], leave_ns[rows]])
-        self._table = np.concatenate([self._table, new], axis=1)
+        samples = np.stack([channel[rows], number[rows], leave_ns[rows]])
+        self._table = np.concatenate([self._table, samples], axis=1)
         while self._table.shape[1] > MAX_CUTS:
             self._stride *= 2
             self._table = self._table[:, self._table[1] & (self._stride - 1) == 0]
@@ -72,5 +72,5 @@ def find_common_cuts(channel: Int, number: Int, ranks: int) -> tuple[int, Int]:
     if not common.size:
         return -1, np.zeros(0, np.int64)
     channels, count = np.unique(channel[common], return_counts=True)
-    best = int(channels[np.argmax(count)])
-    return best, number[common[channel[common] == best]]
+    most_frequent = int(channels[np.argmax(count)])
+    return most_frequent, number[common[channel[common] == most_frequent]]

@@ -85,14 +85,14 @@ def unpack_tables(tables: Sequence[bytes]) -> Int:
     out[:, :, 0] = first
     out[:, :, 1:] = low  # of rows in full it is 0
     for w in (*_WIDTHS, 8):
-        rows = [row for row, own in enumerate(width) if own == w]
+        rows = [row for row, delta in enumerate(width) if delta == w]
         if rows:
             size = len(rows) * (n - 1) * w
             steps: NDArray[np.unsignedinteger] = (
                 packed[:, offset : offset + size].copy().view(f"<u{w}")
             )
-            for row, own in zip(rows, steps.reshape(len(tables), len(rows), -1).swapaxes(0, 1)):
-                out[:, row, 1:] += own.view(np.int64) if w == 8 else own
+            for row, delta in zip(rows, steps.reshape(len(tables), len(rows), -1).swapaxes(0, 1)):
+                out[:, row, 1:] += delta.view(np.int64) if w == 8 else delta
             offset += size
     np.cumsum(out, axis=2, out=out)
     return out

@@ -61,11 +61,11 @@ class LeaveTimeSampler:
         if not rows.size:
             return
         key = combine_labels(group[rows], number[rows])
-        kept = key <= self._limit
-        if not kept.any():
+        is_sampled = key <= self._limit
+        if not is_sampled.any():
             return
-        rows = rows[kept]
-        self._new.append(np.stack([key[kept], arrive_ns[rows], leave_ns[rows]]))
+        rows = rows[is_sampled]
+        self._new.append(np.stack([key[is_sampled], arrive_ns[rows], leave_ns[rows]]))
         self._count += rows.size
         if self._count >= _MAX_PENDING_LEAVES:
             self._settle()

@@ -86,14 +86,14 @@ def find_skewed_rows(
 def _has_better_lag(
     own_rows: Int, rows: Int, process_group: Int, rank: Int, sequence: Int, step: Int, error: int
 ) -> bool:
-    others = rows[
+    other_rows = rows[
         (process_group[rows] == process_group[own_rows[0]]) & (rank[rows] != rank[own_rows[0]])
     ]
-    numbers, at = np.unique(sequence[others], return_inverse=True)
+    numbers, number_index = np.unique(sequence[other_rows], return_inverse=True)
     if not numbers.size:
         return False
     median_step = np.zeros(numbers.size, np.int64)
-    median_step[at] = _compute_row_medians(sequence[others], step[others])
+    median_step[number_index] = _compute_row_medians(sequence[other_rows], step[other_rows])
     for lag in LAGS:
         wanted = sequence[own_rows] + lag
         row = np.minimum(np.searchsorted(numbers, wanted), numbers.size - 1)
@@ -198,26 +198,26 @@ def build_directory(
     process_group = np.where(pair, combine_labels(job, low, high, zeros + 1), of_group)
     numbers = np.where(pair, combine_labels(job, group, sender, receiver), of_group)
     unmatched: dict[str, int] = {}
-    good = np.ones(rank_index.size, np.bool_)
+    usable = np.ones(rank_index.size, np.bool_)
 
     def leave_out(rows: np.ndarray, reason: str) -> None:
-        rows = rows & good
+        rows = rows & usable
         if count[rows].sum():
             unmatched[reason] = int(count[rows].sum())
-        good[rows] = False
+        usable[rows] = False
 
     leave_out((group == 0) & ~pair, "group-unknown")
     leave_out(pair & (peer < 0), "peer-unknown")
-    leave_out(~_check_restarts(rank_index, numbers, life, good), "restart-unclear")
+    leave_out(~_check_restarts(rank_index, numbers, life, usable), "restart-unclear")
     leave_out(
         _find_skewed_channels(
-            ranks, rank_index, process_group, combine_labels(numbers, life), good & ~pair
+            ranks, rank_index, process_group, combine_labels(numbers, life), usable & ~pair
         ),
         "sequence-skew",
     )
-    channel, member_index, first, members = _assign_channels(combine_labels(numbers, life), good)
+    channel, member_index, first, members = _assign_channels(combine_labels(numbers, life), usable)
     expected_members = _count_group_members(
-        process_group, rank_index, good, pair, job, group, announced
+        process_group, rank_index, usable, pair, job, group, announced
     )[first]
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return ChannelDirectory(
@@ -225,7 +225,7 @@ def build_directory(
     )
 
 
-def _check_restarts(rank_index: Int, numbers: Int, life: Int, good: np.ndarray) -> np.ndarray:
+def _check_restarts(rank_index: Int, numbers: Int, life: Int, usable: np.ndarray) -> np.ndarray:
     """Return where a rank restarted as often as most ranks with which it has operations.
 
     A rank whose recording lacks the first start counts one restart less than the others:
@@ -234,18 +234,18 @@ def _check_restarts(rank_index: Int, numbers: Int, life: Int, good: np.ndarray) 
     clear = np.ones(rank_index.size, np.bool_)
     if not life.any():
         return clear
-    rows = np.flatnonzero(good)
+    rows = np.flatnonzero(usable)
     pair, of_pair = np.unique(combine_labels(rank_index[rows], numbers[rows]), return_inverse=True)
-    most = np.zeros(pair.size, np.int64)
-    np.maximum.at(most, of_pair, life[rows])
+    max_life = np.zeros(pair.size, np.int64)
+    np.maximum.at(max_life, of_pair, life[rows])
     _, first = np.unique(of_pair, return_index=True)
     _, number_space = np.unique(numbers[rows][first], return_inverse=True)
     # The most frequent count; of equally frequent ones the higher.
-    codes, count = np.unique(number_space * (most.max() + 1) + most, return_counts=True)
+    codes, count = np.unique(number_space * (max_life.max() + 1) + max_life, return_counts=True)
     usual_restarts = np.zeros(number_space.max() + 1, np.int64)
     by_count = np.lexsort((codes, count))
-    usual_restarts[codes[by_count] // (most.max() + 1)] = codes[by_count] % (most.max() + 1)
-    clear[rows] = (most == usual_restarts[number_space])[of_pair]
+    usual_restarts[codes[by_count] // (max_life.max() + 1)] = codes[by_count] % (max_life.max() + 1)
+    clear[rows] = (max_life == usual_restarts[number_space])[of_pair]
     return clear
 
 
@@ -260,8 +260,8 @@ def _find_skewed_channels(
     out = np.zeros(rank_index.size, np.bool_)
     base, entries, numbers, leaves = 0, [], [], []
     for entry_of_rank in ranks:
-        at, number, leave = entry_of_rank.operations.samples.unpack()
-        entries.append(at + base)
+        channel_index, number, leave = entry_of_rank.operations.samples.unpack()
+        entries.append(channel_index + base)
         numbers.append(number)
         leaves.append(leave)
         base += len(entry_of_rank.operations.channels)
@@ -282,18 +282,20 @@ def _find_skewed_channels(
         rank_index.astype(short)[entry], group[entry], number, op, leave, np.ones(op.size, np.bool_)
     )
     if skewed.any():
-        bad = np.unique(combine_labels(rank_index[entry[skewed]], process_group[entry[skewed]]))
-        out = np.isin(combine_labels(rank_index, process_group), bad) & candidates
+        skewed_labels = np.unique(
+            combine_labels(rank_index[entry[skewed]], process_group[entry[skewed]])
+        )
+        out = np.isin(combine_labels(rank_index, process_group), skewed_labels) & candidates
     return out
 
 
-def _assign_channels(label: Int, good: np.ndarray) -> tuple[Int, Int, Int, Int]:
+def _assign_channels(label: Int, usable: np.ndarray) -> tuple[Int, Int, Int, Int]:
     """Assign numbers to channels; return channel and member index of each entry.
 
     Also the first entry and the size of each channel.
     """
     channel, member_index = np.full(label.size, -1), np.zeros(label.size, np.int64)
-    rows = np.flatnonzero(good)
+    rows = np.flatnonzero(usable)
     _, first, inverse, size = np.unique(
         label[rows], return_index=True, return_inverse=True, return_counts=True
     )
@@ -307,7 +309,7 @@ def _assign_channels(label: Int, good: np.ndarray) -> tuple[Int, Int, Int, Int]:
 def _count_group_members(
     process_group: Int,
     rank_index: Int,
-    good: np.ndarray,
+    usable: np.ndarray,
     pair: np.ndarray,
     job: Int,
     group: Int,
@@ -315,8 +317,12 @@ def _count_group_members(
 ) -> Int:
     """Count the members of each entry's process group: announced, else seen; 2 for pairs."""
     labels, first, group_index = np.unique(process_group, return_index=True, return_inverse=True)
-    seen = np.unique(group_index[good] * np.int64(rank_index.max(initial=0) + 1) + rank_index[good])
-    expected_members = np.bincount(seen // (rank_index.max(initial=0) + 1), minlength=labels.size)
+    member_labels = np.unique(
+        group_index[usable] * np.int64(rank_index.max(initial=0) + 1) + rank_index[usable]
+    )
+    expected_members = np.bincount(
+        member_labels // (rank_index.max(initial=0) + 1), minlength=labels.size
+    )
     expected_members[pair[first]] = 2
     for number, row in enumerate(first.tolist()):
         ranks = announced.get((int(job[row]), int(group[row])))

@@ -248,9 +248,9 @@ def apply_device_times(spans: CollectiveSpans, waits: DeviceWaits | None) -> Col
     if waits is None:
         return spans
     order = np.argsort(waits.sequence, kind="stable")
-    known = waits.sequence[order]
-    row = np.minimum(np.searchsorted(known, spans.sequence), known.size - 1)
-    has_wait = known[row] == spans.sequence
+    wait_sequence = waits.sequence[order]
+    row = np.minimum(np.searchsorted(wait_sequence, spans.sequence), wait_sequence.size - 1)
+    has_wait = wait_sequence[row] == spans.sequence
     wait = order[row]
     start = np.where(has_wait, waits.start_ns[wait], spans.start_ns)
     end = np.where(has_wait, waits.end_ns[wait], spans.end_ns)

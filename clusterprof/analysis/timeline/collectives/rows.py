@@ -74,10 +74,10 @@ def _find_wait_after(spans: Int, issue: NDArray[np.bool_]) -> tuple[Int, NDArray
 
     spans: int64[7, n] in order of ending. issue: bool[n]. Known: bool[n].
     """
-    (others,) = (~issue).nonzero()
-    row = np.searchsorted(others, np.arange(issue.size))
-    kind = np.append(spans[CODE][others] & OPERATION_MASK, -1)[row]
-    return kind, np.asarray(row < others.size, np.bool_)
+    (other_rows,) = (~issue).nonzero()
+    row = np.searchsorted(other_rows, np.arange(issue.size))
+    kind = np.append(spans[CODE][other_rows] & OPERATION_MASK, -1)[row]
+    return kind, np.asarray(row < other_rows.size, np.bool_)
 
 
 class ChannelNumbering:
@@ -86,7 +86,7 @@ class ChannelNumbering:
     def __init__(self) -> None:
         self.channels: list[tuple[int, int, int, int]] = []
         """Group; peer, -1 for none; kind (send, receive, or 0 for all others); incarnation."""
-        self._known: dict[tuple[int, int], int] = {}  # (line, life) -> channel
+        self._channel_of: dict[tuple[int, int], int] = {}  # (line, life) -> channel
         # A line is a channel with all its incarnations. By its label, ascending:
         no_lines = np.zeros(0, np.int64)
         self._label, self._of_label = no_lines, no_lines
@@ -146,17 +146,13 @@ class ChannelNumbering:
 
     def _find_lines(self, group: Int, peer: Int, direction: Int) -> Int:
         label = combine_labels(group, peer, direction)
-        at = np.minimum(np.searchsorted(self._label, label), max(self._label.size - 1, 0))
-        if not self._label.size or not (self._label[at] == label).all():
-            new, first = np.unique(label, return_index=True)
-            self._add_lines(
-                *(
-                    column[np.sort(first[~np.isin(new, self._label)])]
-                    for column in (label, group, peer, direction)
-                )
-            )
-            at = np.searchsorted(self._label, label)
-        return self._of_label[at]
+        index = np.minimum(np.searchsorted(self._label, label), max(self._label.size - 1, 0))
+        if not self._label.size or not (self._label[index] == label).all():
+            labels, first = np.unique(label, return_index=True)
+            rows = np.sort(first[~np.isin(labels, self._label)])
+            self._add_lines(*(column[rows] for column in (label, group, peer, direction)))
+            index = np.searchsorted(self._label, label)
+        return self._of_label[index]
 
     def _add_lines(self, label: Int, group: Int, peer: Int, direction: Int) -> None:
         count = self._life.size
@@ -165,20 +161,20 @@ class ChannelNumbering:
         order = np.argsort(all_labels)
         self._label, self._of_label = all_labels[order], all_lines[order]
         channels = len(self.channels) + np.arange(label.size)
-        none = np.zeros(label.size, np.int64)
-        self._life = np.concatenate([self._life, none])
-        self._number = np.concatenate([self._number, none - 1])
-        self._arrive_ns = np.concatenate([self._arrive_ns, none + np.iinfo(np.int64).min])
+        zeros = np.zeros(label.size, np.int64)
+        self._life = np.concatenate([self._life, zeros])
+        self._number = np.concatenate([self._number, zeros - 1])
+        self._arrive_ns = np.concatenate([self._arrive_ns, zeros + np.iinfo(np.int64).min])
         self._channel = np.concatenate([self._channel, channels])
         for number, key in enumerate(zip(group.tolist(), peer.tolist(), direction.tolist())):
-            self._known[count + number, 0] = len(self.channels)
+            self._channel_of[count + number, 0] = len(self.channels)
             self.channels.append((*key, 0))
 
     def _get_incarnation_channel(self, line: int, incarnation: int) -> int:
-        if (line, incarnation) not in self._known:
-            self._known[line, incarnation] = len(self.channels)
-            self.channels.append((*self.channels[self._known[line, 0]][:3], incarnation))
-        return self._known[line, incarnation]
+        if (line, incarnation) not in self._channel_of:
+            self._channel_of[line, incarnation] = len(self.channels)
+            self.channels.append((*self.channels[self._channel_of[line, 0]][:3], incarnation))
+        return self._channel_of[line, incarnation]
 
 
 BLOCK_ROWS, MIN_BLOCK_ROWS = 2048, 128
@@ -409,14 +405,14 @@ class RankRowBuilder:
         data = pack_table(
             np.concatenate([np.stack([*head, channel]), at_arrive[arrive_rows], increase[grown]])
         )
-        place = self._store.put(data)
-        if place is None:
+        location = self._store.put(data)
+        if location is None:
             self._why_lost = self._store.why_full
             self._blocks = []
             return
         share = self._categories.setdefault  # equal arrays are one: there are many blocks
         used = [share(rows.tobytes(), rows) for rows in (arrive_categories, leave_categories)]
-        self._blocks.append(RankOperationBlock(spans.shape[1], place, len(data), *used))
+        self._blocks.append(RankOperationBlock(spans.shape[1], location, len(data), *used))
 
     def _join_halves(self, rows: SpentRows) -> SpentRows:
         """Join issues and waits of asynchronous operations, also with pending issues."""
@@ -429,14 +425,14 @@ class RankRowBuilder:
         issue = (spans[CODE] >> FORM_SHIFT & FORM_MASK) == ISSUE
         self._leave_out("issue-not-seen", int(np.count_nonzero(unmatched & ~issue)))
         # What a communication hook of DDP begins DDP itself waits for, and that wait has a span.
-        kind, known = _find_wait_after(spans, issue)
+        kind, has_next = _find_wait_after(spans, issue)
         followed = np.append(self._followed, np.zeros(issue.size - self._followed.size, np.bool_))
         hooked = ~followed & (kind == GRADIENTS)
         waiting = np.flatnonzero(unmatched & issue & ~hooked)
         self._leave_out("wait-not-seen", waiting.size - waiting[-MAX_PENDING_ISSUES:].size)
         waiting = waiting[-MAX_PENDING_ISSUES:]
         self._pending = rows.select(waiting) if waiting.size else None
-        self._followed = (followed | known)[waiting]
+        self._followed = (followed | has_next)[waiting]
         out = spans[:, end]
         out[[START, SIZE]] = spans[:, begin][[START, SIZE]]
         return SpentRows(out, at_arrive[:, begin], at_leave[:, end], categories)
@@ -540,9 +536,10 @@ def match_halves(spans: Int) -> tuple[Int, Int]:
     operation = spans[CODE] & ~(FORM_MASK << FORM_SHIFT)
     order = np.lexsort((spans[END], operation, spans[NUMBER], spans[GROUP]))
     key = spans[[GROUP, NUMBER]][:, order]
-    same = (key[:, 1:] == key[:, :-1]).all(axis=0) & (operation[order][1:] == operation[order][:-1])
+    operation = operation[order]
+    equal = (key[:, 1:] == key[:, :-1]).all(axis=0) & (operation[1:] == operation[:-1])
     kind = form[order]
-    pair = np.flatnonzero(same & (kind[:-1] == ISSUE) & (kind[1:] == WAIT))
+    pair = np.flatnonzero(equal & (kind[:-1] == ISSUE) & (kind[1:] == WAIT))
     plain = np.flatnonzero(form == BLOCKING)
     begin, end = (np.append(plain, rows) for rows in (order[pair], order[pair + 1]))
     by_end = np.argsort(end, kind="stable")
@@ -571,16 +568,17 @@ def read_blocks(
     outs: int64[7 + slots + m, n], one for each block.
     """
     by_layout: dict[tuple[bytes, ...], list[int]] = {}
-    for at, (data, block) in enumerate(blocks):
+    for number, (data, block) in enumerate(blocks):
         categories = block.arrive_categories.tobytes(), block.leave_categories.tobytes()
-        by_layout.setdefault((read_table_layout(data), *categories), []).append(at)
+        by_layout.setdefault((read_table_layout(data), *categories), []).append(number)
     for numbers in by_layout.values():
         for begin in range(0, len(numbers), _MAX_BLOCKS_AT_ONCE):
             chosen = numbers[begin : begin + _MAX_BLOCKS_AT_ONCE]
-            tables = unpack_tables([blocks[at][0] for at in chosen])
+            tables = unpack_tables([blocks[number][0] for number in chosen])
             block, height = blocks[chosen[0]][1], len(outs[chosen[0]])
-            for at, table in zip(chosen, _spread_categories(tables, block, slot, grown, height)):
-                outs[at][:] = table
+            spread = _spread_categories(tables, block, slot, grown, height)
+            for number, table in zip(chosen, spread):
+                outs[number][:] = table
 
 
 def _spread_categories(
@@ -589,12 +587,12 @@ def _spread_categories(
     """Return the rows of blocks, int64[blocks, height, n], from int64[blocks, r, n] as packed."""
     out = np.zeros((len(tables), height, tables.shape[2]), np.int64)
     out[:, :HEAD_ROWS] = tables[:, :HEAD_ROWS]
-    for at, row in enumerate(slot[block.arrive_categories].tolist(), HEAD_ROWS):
-        out[:, HEAD_ROWS + row] = tables[:, at]
+    for index, row in enumerate(slot[block.arrive_categories].tolist(), HEAD_ROWS):
+        out[:, HEAD_ROWS + row] = tables[:, index]
     leave = height - grown.size
-    for at, row in enumerate(grown.tolist(), leave):
-        out[:, at] = out[:, HEAD_ROWS + row]
+    for index, row in enumerate(grown.tolist(), leave):
+        out[:, index] = out[:, HEAD_ROWS + row]
     increases = np.searchsorted(grown, slot[block.leave_categories])
-    for at, row in enumerate(increases.tolist(), HEAD_ROWS + block.arrive_categories.size):
-        out[:, leave + row] += tables[:, at]
+    for index, row in enumerate(increases.tolist(), HEAD_ROWS + block.arrive_categories.size):
+        out[:, leave + row] += tables[:, index]
     return out

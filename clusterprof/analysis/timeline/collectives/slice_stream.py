@@ -81,7 +81,7 @@ class LookBackContext(NamedTuple):
 
 def select_slice_entries(entries: Sequence[RankEntry], span: SliceSpan) -> list[RankEntry]:
     """Return the ranks with only the blocks of a slice, and what the stream needs of them."""
-    none = LeaveTimeSamples(0, *np.zeros((3, 0), np.int64))
+    no_samples = LeaveTimeSamples(0, *np.zeros((3, 0), np.int64))
     out = []
     for entry, first, last, lead in zip(
         entries, span.first.tolist(), span.last.tolist(), span.lead.tolist()
@@ -103,8 +103,8 @@ def select_slice_entries(entries: Sequence[RankEntry], span: SliceSpan) -> list[
                     lowest=lowest,
                     samples=PackedTable(3, b""),
                     left_out={},
-                    leaves=none,
-                    barriers=none,
+                    leaves=no_samples,
+                    barriers=no_samples,
                 ),
             )
         )
@@ -159,12 +159,15 @@ class SliceStream(OperationStream):
         entries = self._find_cut_entries(begin)
         parts, ordinals = [], []
         for number, lead in enumerate(self._span.lead.tolist()):
-            rows, at = self._read_head(number, lead, int(entries[number]), begin.number)
-            group = self._directory.process_group[self._channel[rows[CHANNEL, : at + 1]]]
+            rows, cut_row = self._read_head(number, lead, int(entries[number]), begin.number)
+            group = self._directory.process_group[self._channel[rows[CHANNEL, : cut_row + 1]]]
             context = _select_context(group, self._look_back)
-            parts += [rows[:, context], rows[:, at + 1 :]]
-            self._waiting_rows[number] = context.size + rows.shape[1] - at - 1
-            ordinals += [CUT_ORDINAL - at + context, np.zeros(rows.shape[1] - at - 1, np.int64)]
+            parts += [rows[:, context], rows[:, cut_row + 1 :]]
+            self._waiting_rows[number] = context.size + rows.shape[1] - cut_row - 1
+            ordinals += [
+                CUT_ORDINAL - cut_row + context,
+                np.zeros(rows.shape[1] - cut_row - 1, np.int64),
+            ]
             self._read[number] = lead + 1
             base = slice(int(self._directory.base[number]), int(self._directory.base[number + 1]))
             self._unread[base] = self._ranks[number].operations.lowest[lead + 1]
@@ -189,12 +192,12 @@ class SliceStream(OperationStream):
         Returns the rows, and which of them is the operation of the cut.
         """
         rows = self._read_rows(number, lead)
-        at = _find_row(rows, cut_entry, cut_number)
-        while lead and at + 1 < self._look_back:
+        cut_row = _find_row(rows, cut_entry, cut_number)
+        while lead and cut_row + 1 < self._look_back:
             lead -= 1
             before = self._read_rows(number, lead)
-            rows, at = np.concatenate([before, rows], axis=1), at + before.shape[1]
-        return rows, at
+            rows, cut_row = np.concatenate([before, rows], axis=1), cut_row + before.shape[1]
+        return rows, cut_row
 
     def _read_rows(self, number: int, block_number: int) -> Int:
         """Read a block of a rank without the rows that are left out."""
@@ -211,17 +214,17 @@ class SliceStream(OperationStream):
         """Leave out what follows the end of the slice."""
         last = block_number + 1 == len(self._ranks[number].operations.blocks)
         if self._span.end is not None and last:
-            at = _find_row(rows, int(self._end_entry[number]), self._span.end.number)
-            rows[CHANNEL, at + 1 :] = self._channel.size - 1
+            end_row = _find_row(rows, int(self._end_entry[number]), self._span.end.number)
+            rows[CHANNEL, end_row + 1 :] = self._channel.size - 1
 
     def read_batches(self, most_rows: int) -> Iterator[OperationBatch]:
         """Yield the operations of the slice; read_context comes before.
 
         Raises: CutError when the end is not found.
         """
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            yield from self._split_batches(*rest, most_rows)
+        remaining, self._rest = self._rest, None
+        if remaining is not None:
+            yield from self._split_batches(*remaining, most_rows)
         yield from super().read_batches(most_rows)
         if self._passed.any():
             raise CutError("operations were settled without all members")
@@ -238,10 +241,10 @@ class SliceStream(OperationStream):
 
 
 def _find_row(rows: Int, entry: int, number: int) -> int:
-    at = np.flatnonzero((rows[CHANNEL] == entry) & (rows[SEQUENCE] == number))
-    if at.size != 1:
+    matches = np.flatnonzero((rows[CHANNEL] == entry) & (rows[SEQUENCE] == number))
+    if matches.size != 1:
         raise CutError("the operation of a cut is not where it should be")
-    return int(at[0])
+    return int(matches[0])
 
 
 def _select_context(group: Int, look_back: int) -> Int:

@@ -163,12 +163,12 @@ def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _
     if float(width.astype(np.float64) @ members) > 8 * n + _SPARE_CELLS:
         order = np.lexsort((member_index, number, channel))
         c, k, p = channel[order], number[order], member_index[order]
-        new = np.ones(n, np.bool_)
-        new[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
-        first_seen = new.copy()
+        is_first = np.ones(n, np.bool_)
+        is_first[1:] = (c[1:] != c[:-1]) | (k[1:] != k[:-1])
+        first_seen = is_first.copy()
         first_seen[1:] |= p[1:] != p[:-1]
         op = np.empty(n, np.int64)
-        op[order] = np.cumsum(new) - 1
+        op[order] = np.cumsum(is_first) - 1
         once = np.empty(n, np.bool_)
         once[order] = first_seen
         order = order[first_seen]
@@ -182,22 +182,22 @@ def _group_rows(channel: Int, number: Int, member_index: Int, members: Int) -> _
         rows = np.full(int(cells.sum()), -1, np.int32)
         rows[cell[::-1]] = np.arange(n - 1, -1, -1, dtype=np.int32)  # the first stays
         order = rows[rows >= 0].astype(np.int64)
-        new = np.ones(order.size, np.bool_)
-        new[1:] = False
+        is_first = np.ones(order.size, np.bool_)
+        is_first[1:] = False
         for column in (channel, number):  # one after the other: there may be millions
             values = column[order]
-            new[1:] |= values[1:] != values[:-1]
+            is_first[1:] |= values[1:] != values[:-1]
             del values
         op = np.empty(n, np.int64)
-        op_of_cell: Int = np.cumsum(new, dtype=np.int64)
+        op_of_cell: Int = np.cumsum(is_first, dtype=np.int64)
         op_of_cell -= 1
         op[order] = op_of_cell
         once = np.ones(n, np.bool_)
         if order.size < n:
-            kept = rows[cell]
-            once = kept == np.arange(n)
-            op = op[kept]
-        first = np.flatnonzero(new)
+            first_row = rows[cell]
+            once = first_row == np.arange(n)
+            op = op[first_row]
+        first = np.flatnonzero(is_first)
         return _GroupedRows(order, np.append(first, order.size), op, once)
     sorted_op = op[order]
     first = np.flatnonzero(np.concatenate([[True], sorted_op[1:] != sorted_op[:-1]])[: order.size])
@@ -250,12 +250,12 @@ def _filter_majority_kind(
         return order, size
     op = np.repeat(np.arange(size.size), size)
     codes, count = np.unique(op * 256 + row_kind, return_counts=True)
-    best = np.empty(size.size, np.int64)
+    majority = np.empty(size.size, np.int64)
     by_count = np.argsort(count, kind="stable")
-    best[codes[by_count] // 256] = codes[by_count] % 256
-    same = row_kind == best[op]
-    unmatched["another-operation"] = int(np.count_nonzero(~same))
-    return order[same], np.bincount(op[same], minlength=size.size)
+    majority[codes[by_count] // 256] = codes[by_count] % 256
+    in_majority = row_kind == majority[op]
+    unmatched["another-operation"] = int(np.count_nonzero(~in_majority))
+    return order[in_majority], np.bincount(op[in_majority], minlength=size.size)
 
 
 def _order_operations(order: Int, first: Int, rank: Int, when_ns: Int) -> Int:
@@ -418,8 +418,8 @@ class OperationStream:
             table[ARRIVE] + table[DURATION], self._waiting_rows, self._ranks
         )
         lowest_unread = np.full(book.process_group.size, NO_NUMBER)
-        good = book.channel >= 0
-        np.minimum.at(lowest_unread, book.channel[good], self._unread[good])
+        usable = book.channel >= 0
+        np.minimum.at(lowest_unread, book.channel[usable], self._unread[usable])
         window = settle_operations(table, rank, when_ns, book, lowest_unread)
         max_waiting = max(MAX_WAITING_ROWS, MAX_WAITING_BLOCKS * self._blocks.size * BLOCK_ROWS)
         if np.count_nonzero(window.waiting) > max_waiting:
@@ -434,8 +434,8 @@ class OperationStream:
         self._waiting_rows = np.bincount(rank_index[rows], minlength=len(self._ranks))
         farthest = np.full(book.process_group.size, -1)
         np.maximum.at(farthest, *window.open)
-        has_awaited = good.copy()
-        has_awaited[good] = self._unread[good] <= farthest[book.channel[good]]
+        has_awaited = usable.copy()
+        has_awaited[usable] = self._unread[usable] <= farthest[book.channel[usable]]
         sums = np.concatenate([[0], np.cumsum(has_awaited)])
         read_limit = max(int(self._waiting_rows.min(initial=NO_NUMBER)), MIN_READ_AHEAD_ROWS)
         self._wanted = (np.diff(sums[book.base]) > 0) | (self._waiting_rows <= read_limit)
@@ -444,18 +444,18 @@ class OperationStream:
     def _load(self, wanted: np.ndarray) -> None:
         """Append the next block of each of these ranks to its waiting rows."""
         blocks = [
-            entry.operations.blocks[int(at)] if more else None
-            for entry, at, more in zip(self._ranks, self._read, wanted)
+            entry.operations.blocks[int(block_number)] if is_wanted else None
+            for entry, block_number, is_wanted in zip(self._ranks, self._read, wanted)
         ]
-        new = np.array([0 if block is None else block.rows for block in blocks], np.int64)
-        sizes = self._waiting_rows + new
+        new_rows = np.array([0 if block is None else block.rows for block in blocks], np.int64)
+        sizes = self._waiting_rows + new_rows
         ends = np.cumsum(sizes)
         table = np.empty((self._rows, int(ends[-1]) if ends.size else 0), np.int64)
-        old = np.cumsum(self._waiting_rows) - self._waiting_rows
+        old_begins = np.cumsum(self._waiting_rows) - self._waiting_rows
         for number in np.flatnonzero(self._waiting_rows).tolist():
             begin, waiting_rows = int(ends[number] - sizes[number]), int(self._waiting_rows[number])
             table[:, begin : begin + waiting_rows] = self._table[
-                :, old[number] : old[number] + waiting_rows
+                :, old_begins[number] : old_begins[number] + waiting_rows
             ]
         numbers = [number for number, block in enumerate(blocks) if block is not None]
         for begin in range(0, len(numbers), _RANKS_READ_AT_ONCE):
@@ -503,19 +503,19 @@ class OperationStream:
         at_arrive = np.take(table[HEAD_ROWS : self._first_leave], ops.source, axis=1)
         at_leave = np.take(table[self._first_leave :], ops.source, axis=1)
         del table  # there may be a gigabyte
-        at = 0
-        while at < ops.process_group.size:
-            end = int(np.searchsorted(ops.first, ops.first[at] + most_rows, side="right")) - 1
-            end = max(end, at + 1)
-            rows = slice(int(ops.first[at]), int(ops.first[end]))
+        begin = 0
+        while begin < ops.process_group.size:
+            end = int(np.searchsorted(ops.first, ops.first[begin] + most_rows, side="right")) - 1
+            end = max(end, begin + 1)
+            rows = slice(int(ops.first[begin]), int(ops.first[end]))
             # Copies, so that a batch does not keep the rows of all ranks until the next are read.
             batch_arrive = at_arrive[:, rows].copy()
             batch_leave = batch_arrive.copy()
             batch_leave[self._leave_slots] = at_leave[:, rows]
-            part = ops.take_range(at, end)
+            part = ops.take_range(begin, end)
             part = Operations(*[getattr(part, column.name).copy() for column in fields(part)])
             yield OperationBatch(part, batch_arrive.T, batch_leave.T)
-            at = end
+            begin = end
 
 
 def _shift_to_common_clock(t_ns: Int, rows: Int, ranks: Sequence[RankEntry]) -> Int:

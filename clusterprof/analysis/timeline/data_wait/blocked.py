@@ -319,11 +319,11 @@ def _sum_remote_bytes(chunk: Chunk, mounts: Sequence[object]) -> float:
     NaN if unknown, or if Lustre is mounted but not recorded.
     """
     increases = [_sum_counter_growth(chunk, signal.name) for signal in _REMOTE_BYTES]
-    known = [part for part in increases if not np.isnan(part)]
+    measured = [increase for increase in increases if not np.isnan(increase)]
     lustre = any(isinstance(mount, dict) and mount.get("type") == "lustre" for mount in mounts)
-    if not known or (lustre and np.isnan(increases[1])):
+    if not measured or (lustre and np.isnan(increases[1])):
         return np.nan
-    return sum(known)
+    return sum(measured)
 
 
 def _has_received_data(chunk: Chunk) -> bool:
@@ -381,9 +381,9 @@ def _sum_counter_growth(chunk: Chunk, name: str, among: frozenset[str] | None = 
         if among is not None and device not in among:
             continue
         if signal == name and len(readings.t_ns) > 1:
-            growth, bad = series.compute_differences(readings.values)
+            growth, unusable = series.compute_differences(readings.values)
             inside = readings.t_ns[1:] > chunk.start_ns
-            if not bad.all():
+            if not unusable.all():
                 increases.append(float(growth[inside].sum()))
     return sum(increases) if increases else np.nan
 
@@ -426,8 +426,8 @@ def count_blocked_samples(
 
 def find_page_waits(thread: ThreadTable, context: ReadContext) -> NDArray[np.bool_]:
     """Find the samples in which a thread waited for a page: bool[samples]."""
-    known = thread.wchan < len(context.wchan_kind) - 1
-    kind = context.wchan_kind[np.where(known, thread.wchan, -1)]
+    has_kind = thread.wchan < len(context.wchan_kind) - 1
+    kind = context.wchan_kind[np.where(has_kind, thread.wchan, -1)]
     return (thread.state == ord("D")) & (kind == BLOCKED_PAGE)
 
 
@@ -488,21 +488,21 @@ def estimate_blocked_shares(
     remote = (1 - memory) * estimate_remote_ratio(context, read_bytes)
     page = np.array([1 - memory - remote, remote, memory])
     if not samples:
-        known = page if read_bytes > 0 else np.zeros(3)
-        block_io, remote_io, in_memory = known.tolist()
-        return BlockedShares(block_io, remote_io, in_memory, 0.0, 1 - float(known.sum()), 0)
+        explained = page if read_bytes > 0 else np.zeros(3)
+        block_io, remote_io, in_memory = explained.tolist()
+        return BlockedShares(block_io, remote_io, in_memory, 0.0, 1 - float(explained.sum()), 0)
     share = _assign_unnamed_samples(counts) / samples
     pages = share[BLOCKED_PAGE] + (share[BLOCKED_OTHER] if read_bytes > 0 else 0.0)
-    known = pages * page + np.array(
+    explained = pages * page + np.array(
         [share[BLOCKED_LOCAL], share[BLOCKED_REMOTE], share[BLOCKED_MEMORY]]
     )
-    known[1] += share[BLOCKED_UNREAD] if context.remote_mounts else 0.0
-    block_io, remote_io, in_memory = known.tolist()
+    explained[1] += share[BLOCKED_UNREAD] if context.remote_mounts else 0.0
+    block_io, remote_io, in_memory = explained.tolist()
     socket = float(
         share[BLOCKED_SOCKET]
         + (share[BLOCKED_POLL] if in_fetches and context.polls_sockets else 0.0)
     )
-    unknown = max(0.0, 1 - float(known.sum()) - socket)
+    unknown = max(0.0, 1 - float(explained.sum()) - socket)
     return BlockedShares(block_io, remote_io, in_memory, socket, unknown, samples)
 
 
@@ -540,11 +540,11 @@ def estimate_remote_ratio(context: ReadContext, read_bytes: float) -> float:
         return 0.0
     if read_bytes <= 0:  # FUSE and cached NFS: bytes that no device counted
         return 1.0 if not context.disk_bytes > 0 else 0.0
-    least = 0.0 if np.isnan(context.disk_bytes) else max(0.0, read_bytes - context.disk_bytes)
-    most = read_bytes if np.isnan(context.remote_bytes) else min(read_bytes, context.remote_bytes)
+    low = 0.0 if np.isnan(context.disk_bytes) else max(0.0, read_bytes - context.disk_bytes)
+    high = read_bytes if np.isnan(context.remote_bytes) else min(read_bytes, context.remote_bytes)
     if not context.network_mounts and np.isnan(context.remote_bytes):
-        most = least  # bytes of a user-space file system are not among those read
-    return float(np.clip((least + max(least, most)) / 2 / read_bytes, 0.0, 1.0))
+        high = low  # bytes of a user-space file system are not among those read
+    return float(np.clip((low + max(low, high)) / 2 / read_bytes, 0.0, 1.0))
 
 
 def allocate_blocked_time(blocked_ns: Float, blocked: BlockedShares) -> Float:

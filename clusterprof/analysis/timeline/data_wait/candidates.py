@@ -55,19 +55,19 @@ def list_candidates(rank: Rank) -> list[Candidate]:
     processes = rank.chunk.processes
     fetching = {worker.pid for worker in rank.workers if layout.FETCH in worker.spans}
     training = {pid for pid, process in processes.items() if TRAINING_KINDS & process.spans.keys()}
-    above = set(list_ancestors(rank, rank.main))
+    ancestors = set(list_ancestors(rank, rank.main))
     candidates = []
     for pid, process in processes.items():
-        if pid == rank.pid or pid in fetching | training | above or not process.threads:
+        if pid == rank.pid or pid in fetching | training | ancestors or not process.threads:
             continue
         if not (training - {rank.pid}) & set(list_ancestors(rank, process)):
             candidates.append(_build_candidate(rank, process, tuple(process.threads), False))
-    own = [
+    thread_ids = [
         tid
         for tid, thread in rank.main.threads.items()
         if tid != rank.pid and not thread.name.startswith(HELPER_THREADS)
     ]
-    candidates.append(_build_candidate(rank, rank.main, tuple(own), True))
+    candidates.append(_build_candidate(rank, rank.main, tuple(thread_ids), True))
     return candidates
 
 
@@ -77,8 +77,8 @@ def list_ancestors(rank: Rank, process: Process) -> list[int]:
     parent = process.parent_pid
     while parent > 0 and parent not in ancestors:
         ancestors.append(parent)
-        above = rank.chunk.processes.get(parent)
-        parent = above.parent_pid if above is not None else 0
+        process_above = rank.chunk.processes.get(parent)
+        parent = process_above.parent_pid if process_above is not None else 0
     return ancestors
 
 
@@ -93,12 +93,14 @@ def _build_candidate(
         if not thread.t_ns.size:
             continue
         at_work = np.isin(thread.state, (_RUNNING, _DISK_WAIT))
-        own = np.isin(t_ns, thread.t_ns[at_work])
-        active |= own
+        at_samples = np.isin(t_ns, thread.t_ns[at_work])
+        active |= at_samples
         alive |= (t_ns >= thread.t_ns[0]) & (t_ns <= thread.t_ns[-1])
-        counts.append((-int(own.sum()), tid))
-    most = min(counts, default=(0, 0))[0]
-    busiest = [tid for count, tid in sorted(counts) if count <= MIN_MEMBER_RATIO * most < 0]
+        counts.append((-int(at_samples.sum()), tid))
+    busiest_count = min(counts, default=(0, 0))[0]
+    busiest = [
+        tid for count, tid in sorted(counts) if count <= MIN_MEMBER_RATIO * busiest_count < 0
+    ]
     return Candidate(process, tuple(busiest[:_MAX_THREADS]), is_thread, active, alive)
 
 
@@ -107,10 +109,10 @@ def measure_active_ratio(candidate: Candidate, samples: _Bools) -> float:
 
     samples: bool[samples] of the training thread.
     """
-    known = samples if candidate.is_thread else samples & candidate.alive
+    alive_samples = samples if candidate.is_thread else samples & candidate.alive
     if not _lives_in(candidate, samples):
         return 0.0
-    return int((known & candidate.active).sum()) / max(int(known.sum()), 1)
+    return int((alive_samples & candidate.active).sum()) / max(int(alive_samples.sum()), 1)
 
 
 def _lives_in(candidate: Candidate, samples: _Bools) -> bool:
@@ -124,19 +126,19 @@ def is_on_request(candidate: Candidate, samples: _Bools, running: _Bools) -> boo
 
     samples, running: bool[samples] of the training thread, in waits and while it runs.
     """
-    others = running & candidate.alive
-    count, other_count = int((samples & candidate.alive).sum()), int(others.sum())
+    running_alive = running & candidate.alive
+    count, other_count = int((samples & candidate.alive).sum()), int(running_alive.sum())
     if other_count < _MIN_RUNNING_SAMPLES or not count:
         return False
     ratio = int((samples & candidate.active).sum()) / count
-    other_ratio = int((others & candidate.active).sum()) / other_count
+    other_ratio = int((running_alive & candidate.active).sum()) / other_count
     # Each side as if one sample more were active and one not: no side is ever certain.
     spread = sum(
         (part * n + 1) / (n + 2) * (1 - (part * n + 1) / (n + 2)) / n
         for part, n in ((ratio, count), (other_ratio, other_count))
     )
-    more = ratio - other_ratio
-    return more >= _MIN_CONTRAST_RATIO and more >= _MIN_DEVIATIONS * spread**0.5
+    contrast = ratio - other_ratio
+    return contrast >= _MIN_CONTRAST_RATIO and contrast >= _MIN_DEVIATIONS * spread**0.5
 
 
 def compute_concentration(candidate: Candidate, samples: _Bools, running: _Bools) -> float:
@@ -162,12 +164,12 @@ def select_sharing(
     bool[samples] of the training thread, in which it waits.
     """
     main = rank.main.io
-    others = [item for item in candidates if not item.is_thread and _lives_in(item, samples)]
-    if main is None or main.t_ns.size < 2 or not others:
+    processes = [item for item in candidates if not item.is_thread and _lives_in(item, samples)]
+    if main is None or main.t_ns.size < 2 or not processes:
         return []
     start_ns = max(int(lost.start_ns[0]), int(main.t_ns[0]))
     end_ns = min(int(lost.end_ns[-1]), int(main.t_ns[-1]))
-    for item in others:
+    for item in processes:
         t_ns = item.process.io.t_ns if item.process.io is not None else np.zeros(0, np.int64)
         if t_ns.size:
             start_ns, end_ns = max(start_ns, int(t_ns[0])), min(end_ns, int(t_ns[-1]))
@@ -179,9 +181,9 @@ def select_sharing(
     total = float(_measure_increases(rank.main, columns[0], edges)[usual].sum())
     parts = [
         float(_measure_increases(item.process, columns[1], edges)[usual].sum()) / total
-        for item in others
+        for item in processes
     ]
-    members = [item for item, part in zip(others, parts) if part >= MIN_MEMBER_RATIO]
+    members = [item for item, part in zip(processes, parts) if part >= MIN_MEMBER_RATIO]
     explained = sum(part for part in parts if part >= MIN_MEMBER_RATIO)
     return members if _MIN_BYTES_RATIO <= explained <= _MAX_BYTES_RATIO else []
 
@@ -199,9 +201,9 @@ def _select_usual_windows(rank: Rank, column: str, edges: Int) -> _Bools | None:
     """
     if edges.size < _MIN_BYTES_WINDOWS:
         return None
-    whole = _measure_increases(rank.main, column, edges)
-    usual = whole <= np.quantile(whole, _USUAL_QUANTILE)
-    is_enough = float(whole[usual].sum()) >= _MIN_BYTES_PER_SECOND * np.count_nonzero(usual)
+    increases = _measure_increases(rank.main, column, edges)
+    usual = increases <= np.quantile(increases, _USUAL_QUANTILE)
+    is_enough = float(increases[usual].sum()) >= _MIN_BYTES_PER_SECOND * np.count_nonzero(usual)
     return usual if is_enough else None
 
 
@@ -219,8 +221,8 @@ def describe_candidates(culprits: Sequence[Candidate]) -> str:
     first = culprits[0]
     if first.is_thread:
         tid = first.tids[0]
-        more = f" and {len(first.tids) - 1} more" if len(first.tids) > 1 else ""
-        return f"thread {first.process.threads[tid].name} {tid}{more}"
+        suffix = f" and {len(first.tids) - 1} more" if len(first.tids) > 1 else ""
+        return f"thread {first.process.threads[tid].name} {tid}{suffix}"
     if len(culprits) == 1:
         return f"process {first.process.name} pid {first.process.pid}"
     pids = ", ".join(str(item.process.pid) for item in culprits[:4])

@@ -79,12 +79,12 @@ def allocate_runnable_time(
     off_cpu: float64[n], ns. weight: float64[n], relative likelihood that off-CPU time was
     runnable.
     """
-    growth, bad = series.compute_differences(thread.run_delay_ns)
+    growth, unusable = series.compute_differences(thread.run_delay_ns)
     sample_intervals = thread.t_ns[:-1], thread.t_ns[1:]
     overlaps = intervals.find_overlaps((spans.start_ns, spans.end_ns), sample_intervals)
     if not len(overlaps.segment):
         return np.zeros_like(off_cpu)
-    if bad.all():
+    if unusable.all():
         return _estimate_from_states(spans, thread, off_cpu)
     inside = (overlaps.end_ns - overlaps.start_ns).astype(np.float64)
     wall = np.maximum(spans.end_ns - spans.start_ns, 1)
@@ -92,13 +92,13 @@ def allocate_runnable_time(
     allocated = growth[overlaps.interval] * _compute_ratio(
         room, _sum_groups(overlaps.interval, room, len(growth))
     )
-    if bad.any():  # some samples are missing: assume the rate of the rest of this chunk
-        hole = bad[overlaps.interval]
-        known = room[~hole].sum()
-        allocated[hole] = room[hole] * (allocated[~hole].sum() / known if known > 0 else 0.0)
+    if unusable.any():  # some samples are missing: assume the rate of the rest of this chunk
+        hole = unusable[overlaps.interval]
+        measured = room[~hole].sum()
+        allocated[hole] = room[hole] * (allocated[~hole].sum() / measured if measured > 0 else 0.0)
     requested = np.bincount(overlaps.segment, allocated, minlength=len(off_cpu)).astype(np.float64)
-    taken = np.minimum(requested, off_cpu)
-    excess = allocated * _compute_ratio(requested - taken, requested)[overlaps.segment]
+    runnable = np.minimum(requested, off_cpu)
+    excess = allocated * _compute_ratio(requested - runnable, requested)[overlaps.segment]
     if excess.any():
         length = np.maximum(sample_intervals[1] - sample_intervals[0], 1)
         covered = np.minimum(
@@ -106,21 +106,23 @@ def allocate_runnable_time(
         )
         excess *= covered[overlaps.interval]  # the rest of the interval may have waited too
         for window_ns in EXCESS_WINDOWS_NS:
-            free = inside * ((off_cpu - taken) / wall)[overlaps.segment]
-            extra, excess = _allocate_excess(overlaps, sample_intervals[0], excess, free, window_ns)
-            taken += np.bincount(overlaps.segment, extra, minlength=len(off_cpu))
-    return np.minimum(taken, off_cpu)
+            spare = inside * ((off_cpu - runnable) / wall)[overlaps.segment]
+            extra, excess = _allocate_excess(
+                overlaps, sample_intervals[0], excess, spare, window_ns
+            )
+            runnable += np.bincount(overlaps.segment, extra, minlength=len(off_cpu))
+    return np.minimum(runnable, off_cpu)
 
 
 def _allocate_excess(
-    overlaps: intervals.Overlaps, bin_start_ns: Int, excess: Float, free: Float, window_ns: int
+    overlaps: intervals.Overlaps, bin_start_ns: Int, excess: Float, spare: Float, window_ns: int
 ) -> tuple[Float, Float]:
     """Allocate the excess of each window to free off-CPU time in it; return what remains too."""
     number = (bin_start_ns - bin_start_ns[0]) // window_ns
     window = np.concatenate([[0], np.cumsum(number[1:] > number[:-1])])[overlaps.interval]
-    requested, room = (np.bincount(window, amount).astype(np.float64) for amount in (excess, free))
+    requested, room = (np.bincount(window, amount).astype(np.float64) for amount in (excess, spare))
     fill_ratio = np.minimum(_compute_ratio(requested, room), 1.0)
-    return free * fill_ratio[window], excess * _compute_ratio(
+    return spare * fill_ratio[window], excess * _compute_ratio(
         np.maximum(requested - room, 0.0), requested
     )[window]
 
@@ -130,9 +132,9 @@ def _sum_groups(where: Int, amount: Float, n: int) -> Float:
     return np.asarray(np.bincount(where, amount, minlength=n), np.float64)[where]
 
 
-def _compute_ratio(part: Float, whole: Float) -> Float:
+def _compute_ratio(part: Float, total: Float) -> Float:
     """Compute part / whole, 0 where the whole is 0."""
-    result: Float = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
+    result: Float = np.divide(part, total, out=np.zeros(len(total)), where=total > 0)
     return result
 
 
@@ -140,11 +142,11 @@ def _estimate_from_states(spans: FetchSpans, thread: ThreadTable, off_cpu: Float
     """Estimate runnable time without run_delay: samples in state R beyond the CPU time used."""
     inside = intervals.find_containing(thread.t_ns, (spans.start_ns, spans.end_ns)) >= 0
     states = thread.state[inside]
-    known = states[states > 0]
+    known_states = states[states > 0]
     wall = float((spans.end_ns - spans.start_ns).sum())
-    if not len(known) or not off_cpu.any():
+    if not len(known_states) or not off_cpu.any():
         return np.zeros_like(off_cpu)
-    waited = float(np.mean(known == ord("R"))) * wall - (wall - float(off_cpu.sum()))
+    waited = float(np.mean(known_states == ord("R"))) * wall - (wall - float(off_cpu.sum()))
     return off_cpu * min(1.0, max(0.0, waited) / float(off_cpu.sum()))
 
 
@@ -204,17 +206,17 @@ def fit_cpu_time(cpu_ns: Float, wall_ns: Float) -> Float:
     may show 8 ms and its neighbor 2 ms. The excess of one is moved to neighbors with room,
     at most a tick each.
     """
-    kept = np.minimum(cpu_ns, wall_ns)
-    excess = cpu_ns - kept
+    fitted = np.minimum(cpu_ns, wall_ns)
+    excess = cpu_ns - fitted
     if not excess.any():
-        return kept
-    room = np.minimum(wall_ns - kept, TICK_NS)
+        return fitted
+    room = np.minimum(wall_ns - fitted, TICK_NS)
     group = (np.cumsum(wall_ns) // GROUP_NS).astype(np.int64)
     group -= group[0]
     over = np.bincount(group, excess)
     space = np.bincount(group, room)
     fill_ratio = np.divide(over, space, out=np.zeros_like(over), where=space > 0)
-    filled: Float = kept + room * np.minimum(fill_ratio, 1.0)[group]
+    filled: Float = fitted + room * np.minimum(fill_ratio, 1.0)[group]
     return filled
 
 
@@ -237,10 +239,12 @@ def _count_states(
     runnable_weight = np.ones(len(wall))
     for read in (0, 1):
         sample_count = int(np.count_nonzero((group == read) & (thread.state > 0)))
-        own = reads == read
-        if sample_count >= MIN_BLOCKED_SAMPLES and off_cpu[own].any():
-            blocked = counts[read].sum() / sample_count * wall[own].sum() / off_cpu[own].sum()
-            runnable_weight[own] = max(MIN_RUNNABLE_WEIGHT, 1.0 - blocked)
+        in_group = reads == read
+        if sample_count >= MIN_BLOCKED_SAMPLES and off_cpu[in_group].any():
+            blocked = (
+                counts[read].sum() / sample_count * wall[in_group].sum() / off_cpu[in_group].sum()
+            )
+            runnable_weight[in_group] = max(MIN_RUNNABLE_WEIGHT, 1.0 - blocked)
     return counts, runnable_weight
 
 

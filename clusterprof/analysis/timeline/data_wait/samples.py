@@ -135,8 +135,8 @@ def select_busiest_thread(
     main threads; if none of them is active, or there are none, the threads of the rank itself.
     Time in which even the busiest thread slept is unknown.
     """
-    own = [rank.main, *(view_thread(rank.main, tid) for tid in list_loading_threads(rank))]
-    feeders = [*rank.workers, *own]
+    rank_threads = [rank.main, *(view_thread(rank.main, tid) for tid in list_loading_threads(rank))]
+    feeders = [*rank.workers, *rank_threads]
     tables = np.stack([estimate_activity(p, start_ns, end_ns, context) for p in feeders])
     active = 1.0 - tables[:, :, kinds.UNKNOWN]
     if rank.workers:
@@ -251,8 +251,8 @@ def _measure_blocked_shares(
     zeros = np.zeros(start_ns.size)
     if not thread.t_ns.size:
         return zeros, zeros
-    known = thread.wchan < len(context.wchan_kind) - 1
-    kind = context.wchan_kind[np.where(known, thread.wchan, -1)]
+    has_kind = thread.wchan < len(context.wchan_kind) - 1
+    kind = context.wchan_kind[np.where(has_kind, thread.wchan, -1)]
     uninterruptible, interruptible = thread.state == ord("D"), thread.state == ord("S")
     unclear = np.isin(
         kind,
@@ -288,11 +288,12 @@ def _measure_blocked_shares(
 
 def _compute_kernel_ratio(thread: ThreadTable) -> float:
     """Compute the fraction of a thread's CPU time spent in the kernel; 0 if unknown."""
-    known = (thread.user_ns >= 0) & (thread.system_ns >= 0)
-    if np.count_nonzero(known) < 2:
+    measured = (thread.user_ns >= 0) & (thread.system_ns >= 0)
+    if np.count_nonzero(measured) < 2:
         return 0.0
     user, system = (
-        counter[known][-1] - counter[known][0] for counter in (thread.user_ns, thread.system_ns)
+        counter[measured][-1] - counter[measured][0]
+        for counter in (thread.user_ns, thread.system_ns)
     )
     return float(system) / max(float(user + system), 1.0)
 
@@ -307,26 +308,26 @@ _SLEEP_STATES = (ord("S"), ord("D"))
 
 
 def find_sleep_samples(
-    thread: ThreadTable, names: tuple[str, ...], is_place: Callable[[str], bool]
+    thread: ThreadTable, names: tuple[str, ...], is_wanted: Callable[[str], bool]
 ) -> NDArray[np.bool_]:
-    """Find the samples in which the thread slept in a kernel function that `is_place` accepts.
+    """Find the samples in which the thread slept in a kernel function that `is_wanted` accepts.
 
     names: wchan names of the chunk, to which `thread.wchan` points. Returns bool[n].
     """
     asleep = (thread.state == _SLEEP_STATES[0]) | (thread.state == _SLEEP_STATES[1])
-    place_matches = np.array([*(is_place(name) for name in names), False])
-    known = (thread.wchan >= 0) & (thread.wchan < len(names))
-    at_place = place_matches[np.where(known, thread.wchan, -1)] & asleep
-    (named,) = (known & asleep).nonzero()
-    (nameless,) = (~known & asleep).nonzero()
+    wanted_wchans = np.array([*(is_wanted(name) for name in names), False])
+    has_name = (thread.wchan >= 0) & (thread.wchan < len(names))
+    in_wchan = wanted_wchans[np.where(has_name, thread.wchan, -1)] & asleep
+    (named,) = (has_name & asleep).nonzero()
+    (nameless,) = (~has_name & asleep).nonzero()
     if named.size and nameless.size:
         row = named.searchsorted(nameless) - 1
         before, after = named[np.maximum(row, 0)], named[np.minimum(row + 1, named.size - 1)]
         t_ns = thread.t_ns
         recent = (row >= 0) & (t_ns[nameless] - t_ns[before] < _NAME_VALID_NS)
         soon = (after > nameless) & (t_ns[after] - t_ns[nameless] < _NAME_VALID_NS)
-        at_place[nameless] = (recent & at_place[before]) | (~recent & soon & at_place[after])
-    return at_place
+        in_wchan[nameless] = (recent & in_wchan[before]) | (~recent & soon & in_wchan[after])
+    return in_wchan
 
 
 def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
@@ -337,9 +338,9 @@ def find_runs(t_ns: Int, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
     (rows,) = selected.nonzero()
     if not rows.size:
         return rows, rows
-    new = np.flatnonzero((np.diff(rows) > 2) | (np.diff(t_ns[rows]) > _NAME_VALID_NS)) + 1
-    first = rows[np.concatenate([[0], new])]
-    last = rows[np.concatenate([new - 1, [rows.size - 1]])]
+    breaks = np.flatnonzero((np.diff(rows) > 2) | (np.diff(t_ns[rows]) > _NAME_VALID_NS)) + 1
+    first = rows[np.concatenate([[0], breaks])]
+    last = rows[np.concatenate([breaks - 1, [rows.size - 1]])]
     return first, last
 
 
@@ -373,9 +374,9 @@ def allocate_span_amounts(
     overlap_rows = find_overlaps((start_ns, end_ns), spans)
     share = (overlap_rows.end_ns - overlap_rows.start_ns) / length[overlap_rows.interval]
     for row, amount in enumerate(columns.values()):
-        whole = length if amount is None else np.minimum(np.maximum(amount[order], 0), length)
+        amount_ns = length if amount is None else np.minimum(np.maximum(amount[order], 0), length)
         out[row] = np.bincount(
-            overlap_rows.segment, share * whole[overlap_rows.interval], minlength=len(start_ns)
+            overlap_rows.segment, share * amount_ns[overlap_rows.interval], minlength=len(start_ns)
         )
     return out
 
@@ -401,8 +402,8 @@ def compute_loading_shares(rank: Rank, start_ns: Int, end_ns: Int) -> dict[str, 
         name: np.where(loading.storage == code, loading.reading_ns, 0)
         for name, code in _STORAGE_CODES.items()
     }
-    known = np.isin(loading.storage, tuple(_STORAGE_CODES.values()))
-    reads["elsewhere"] = np.where(known, 0, loading.reading_ns)
+    has_storage = np.isin(loading.storage, tuple(_STORAGE_CODES.values()))
+    reads["elsewhere"] = np.where(has_storage, 0, loading.reading_ns)
     amounts = allocate_span_amounts(
         loading, start_ns, end_ns, **reads, computing=loading.computing_ns
     )

@@ -178,14 +178,14 @@ def find_batch_ready(
     then 1, else 0. Times in ns.
     """
     row = np.searchsorted(fetches.end_ns, wait_end_ns, side="right") - 1
-    known = row >= 0
+    has_fetch = row >= 0
     row = np.maximum(row, 0)
-    ready = np.where(known, fetches.end_ns[row], wait_end_ns)
+    ready = np.where(has_fetch, fetches.end_ns[row], wait_end_ns)
     following = np.minimum(row + 1, len(fetches.end_ns) - 1)
     uninterrupted = (following == row) | _is_complete(
         process, fetches.sequence[row], fetches.sequence[following]
     )
-    certain = known & ((ready > wait_start_ns) | uninterrupted)
+    certain = has_fetch & ((ready > wait_start_ns) | uninterrupted)
     return ready, certain.astype(np.int64)
 
 
@@ -240,13 +240,13 @@ def split_data_wait(rank: Rank, start_ns: Int, end_ns: Int) -> DataWaitBreakdown
             (waits.start_ns[wait_row], waits.end_ns[wait_row]),
         )
         if pid != rank.pid:
-            own = _claim_own_computation(
+            on_own_work = _claim_own_computation(
                 rank,
                 segment_ns,
                 (overlaps.start_ns[rows], overlaps.end_ns[rows]),
                 _IDLE_COLUMNS if pid in fetches else [kinds.UNKNOWN],
             )
-            critical[rows[own]] = rank.pid
+            critical[rows[on_own_work]] = rank.pid
         kinds.add_to_rows(table_ns, overlaps.segment[rows], segment_ns)
     inside, longest = _measure_wait_overlap(len(start), overlaps)
     _add_time_outside_waits(table_ns, rank, start, end, inside, context)
@@ -277,11 +277,11 @@ def _claim_own_computation(
         return np.zeros(len(segment_ns), np.bool_)
     waits = intervals.merge_intervals(segment)
     inside = intervals.find_containing(thread.t_ns, waits) >= 0
-    known = inside & np.isin(thread.state, _KNOWN_STATES)
-    count = int(known.sum())
+    measured = inside & np.isin(thread.state, _KNOWN_STATES)
+    count = int(measured.sum())
     if count < _MIN_STATES:
         return np.zeros(len(segment_ns), np.bool_)
-    ratio = int((thread.state[known] == _RUNNING).sum()) / count
+    ratio = int((thread.state[measured] == _RUNNING).sum()) / count
     length_ns = segment[1] - segment[0]
     idle_ns = segment_ns[:, columns].sum(axis=1)
     moved_ns = np.minimum(ratio * length_ns, idle_ns)
@@ -448,9 +448,9 @@ def _add_time_outside_waits(
     """Add time outside data waits, where the main thread is critical: it launches work."""
     rows = np.flatnonzero(end - start > inside)
     if rows.size:
-        left = (end - start - inside)[rows]
+        outside_ns = (end - start - inside)[rows]
         table_ns[rows] += (
-            estimate_activity(rank.main, start[rows], end[rows], context) * left[:, None]
+            estimate_activity(rank.main, start[rows], end[rows], context) * outside_ns[:, None]
         )
 
 
@@ -494,15 +494,15 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
     ):
         return zeros
     lifetimes = _find_worker_lifetimes(rank.workers)
-    n, most = waits.start_ns.size, count_live_workers(rank.workers)
-    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * most, 0)
+    n, max_workers = waits.start_ns.size, count_live_workers(rank.workers)
+    first = np.maximum(np.arange(n) - PREFETCH_BATCHES * max_workers, 0)
     begin, end = waits.start_ns[first], waits.end_ns
     # Workers of finished epochs do no work; only those that lived then could have.
     alive_ns = sum(
         np.maximum(np.minimum(end, died_ns) - np.maximum(begin, born_ns), 0)
         for born_ns, died_ns in lifetimes
     )
-    count = np.clip(alive_ns / np.maximum(end - begin, 1), 1.0, most)
+    count = np.clip(alive_ns / np.maximum(end - begin, 1), 1.0, max_workers)
     total = np.concatenate([[0], np.cumsum(waits.end_ns - waits.start_ns)])
     waited = total[1:] - total[first]
     fetch_ns = np.zeros(n, np.int64)
@@ -513,8 +513,8 @@ def estimate_prefetch_savings(rank: Rank, t_ns: Int) -> Float:
     saved = np.clip(1.0 - needed / np.maximum(waited, 1), 0.0, 1.0)
     saved[fetch_ns > MAX_BUSY_RATIO * count * (end - begin)] = 0.0
     row = np.searchsorted(waits.start_ns, t_ns, side="right") - 1
-    at = np.maximum(row, 0)
-    return np.where((row >= 0) & (t_ns <= waits.end_ns[at]), saved[at], zeros)
+    wait_row = np.maximum(row, 0)
+    return np.where((row >= 0) & (t_ns <= waits.end_ns[wait_row]), saved[wait_row], zeros)
 
 
 def count_live_workers(workers: Iterable[Process]) -> int:
@@ -526,7 +526,8 @@ def count_live_workers(workers: Iterable[Process]) -> int:
     births = sorted(born_ns for born_ns, _ in lifetimes)
     deaths = sorted(died_ns for _, died_ns in lifetimes)
     return max(
-        (at + 1 - bisect_left(deaths, born_ns) for at, born_ns in enumerate(births)), default=0
+        (index + 1 - bisect_left(deaths, born_ns) for index, born_ns in enumerate(births)),
+        default=0,
     )
 
 
@@ -535,13 +536,13 @@ def _find_worker_lifetimes(workers: Iterable[Process]) -> list[tuple[int, int]]:
     lifetimes = []
     for worker in workers:
         tables = [thread.t_ns for thread in worker.threads.values() if thread.t_ns.size]
-        seen = [(int(t_ns[0]), int(t_ns[-1])) for t_ns in tables]
+        spans_ns = [(int(t_ns[0]), int(t_ns[-1])) for t_ns in tables]
         if (spans := select_fetches(worker)) is not None:
-            seen.append((int(spans.start_ns[0]), int(spans.end_ns[-1])))
-        if not seen:  # neither sampled nor fetching: nothing says that it has ended
+            spans_ns.append((int(spans.start_ns[0]), int(spans.end_ns[-1])))
+        if not spans_ns:  # neither sampled nor fetching: nothing says that it has ended
             lifetimes.append((LONG_AGO_NS, -LONG_AGO_NS - 1))
             continue
-        lifetimes.append((min(t for t, _ in seen), max(t for _, t in seen)))
+        lifetimes.append((min(t for t, _ in spans_ns), max(t for _, t in spans_ns)))
     return lifetimes
 
 

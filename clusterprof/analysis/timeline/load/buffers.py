@@ -143,10 +143,10 @@ class SpanBuffer:
         """Return the start ticks of the process that has these spans; None without spans."""
         return self._ticks.get(pid)
 
-    def drop_unseen(self, seen: set[int]) -> None:
+    def drop_unseen(self, active: set[int]) -> None:
         """Drop processes that are not among those seen and have no pending spans."""
         waiting = set(self._waiting.owner.tolist())
-        for pid in [p for p, n in self._number.items() if p not in seen and n not in waiting]:
+        for pid in [p for p, n in self._number.items() if p not in active and n not in waiting]:
             self._drop(pid)
 
     def take(self, end_ns: int, last: bool) -> ChunkSpans:
@@ -154,9 +154,9 @@ class SpanBuffer:
         pids = list(self._number)
         numbers = [self._number[pid] for pid in pids]
         columns, number_of_row = self._take_columns()
-        place = np.full(self._next + 1, -1, np.int32)
-        place[numbers] = np.arange(len(pids))
-        owner = place[number_of_row]
+        owner_index = np.full(self._next + 1, -1, np.int32)
+        owner_index[numbers] = np.arange(len(pids))
+        owner = owner_index[number_of_row]
         start, end = columns.decode_edges()
         fields = {0: start, _END: end, _KIND: columns.decode_field(_KIND)}
         fetches = self._find_named_fetches(fields[_KIND], number_of_row)
@@ -320,7 +320,7 @@ def _group_by_process_and_kind(
     sizes = np.bincount(key, minlength=processes * width + 1)[:-1]
     order = np.argsort(key, kind="stable")[: int(sizes.sum())]
     used_keys = np.flatnonzero(sizes)
-    groups = [(at // width, int(kinds[at % width])) for at in used_keys.tolist()]
+    groups = [(number // width, int(kinds[number % width])) for number in used_keys.tolist()]
     order, bounds = _drop_unread_spans(fields, order, groups, sizes[used_keys].tolist())
     return order, groups, bounds
 
@@ -340,14 +340,14 @@ def _drop_unread_spans(
     end_row = 0
     for (process, kind), size in zip(groups, sizes):
         first_row, end_row = end_row, end_row + size
-        own = order[first_row:end_row]
+        group = order[first_row:end_row]
         if process in trains and (kind in _THINNED_KINDS or kind >= FIRST_USER_KIND):
-            edges = {int(start[own].argmin()), int(end[own].argmax()), size - 1}
-            keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else span_group[own] != 0
+            edges = {int(start[group].argmin()), int(end[group].argmax()), size - 1}
+            keep = np.zeros(size, np.bool_) if kind != COLLECTIVE else span_group[group] != 0
             keep[list(edges)] = True
-            own = own[keep]
-        rows.append(own)
-    bounds = np.concatenate([[0], np.cumsum([own.size for own in rows])]).astype(np.int64)
+            group = group[keep]
+        rows.append(group)
+    bounds = np.concatenate([[0], np.cumsum([group.size for group in rows])]).astype(np.int64)
     return np.concatenate([order[:0], *rows]), bounds
 
 
@@ -387,8 +387,8 @@ class ColumnBuffer:
     def matches(self, columns: Columns) -> bool:
         """Return whether a frame has this set of columns."""
         signals, devices = columns.signals, columns.devices
-        same = signals is self._signals and devices is self._devices
-        return same or (signals == self._signals and devices == self._devices)
+        is_identical = signals is self._signals and devices is self._devices
+        return is_identical or (signals == self._signals and devices == self._devices)
 
     def add(self, columns: Columns) -> None:
         """Add one frame."""
@@ -491,9 +491,11 @@ class RowBuffer:
                 parts[name].append(column)
         table = {name: np.concatenate(columns) for name, columns in parts.items()}
         keep = table["t_ns"] < end_ns + LOOKBACK_NS
-        kept = _select_needed_frames(list(zip(self._frames, self._last_ns)), self._last_ns, end_ns)
-        self._frames = [rows for rows, _ in kept]
-        self._last_ns = [last_ns for _, last_ns in kept]
+        frames = _select_needed_frames(
+            list(zip(self._frames, self._last_ns)), self._last_ns, end_ns
+        )
+        self._frames = [rows for rows, _ in frames]
+        self._last_ns = [last_ns for _, last_ns in frames]
         return table if keep.all() else {name: column[keep] for name, column in table.items()}
 
 
@@ -520,7 +522,7 @@ def _concat_rows(frames: Sequence[Rows], names: Sequence[str]) -> dict[str, Int]
 
     -1 throughout for missing columns.
     """
-    place = {name: index for index, name in enumerate(frames[0].names)}
+    index_of = {name: index for index, name in enumerate(frames[0].names)}
     columns: Sequence[Int]
     if isinstance(frames[0].columns, BlockColumns):
         folded: list[Any] = [rows.columns for rows in frames]
@@ -529,8 +531,8 @@ def _concat_rows(frames: Sequence[Rows], names: Sequence[str]) -> dict[str, Int]
         columns = [
             np.concatenate(c).astype(np.int64) for c in zip(*(rows.columns for rows in frames))
         ]
-    missing = np.full(len(columns[place["t_ns"]]), -1, np.int64)
-    return {name: columns[place[name]] if name in place else missing for name in names}
+    missing = np.full(len(columns[index_of["t_ns"]]), -1, np.int64)
+    return {name: columns[index_of[name]] if name in index_of else missing for name in names}
 
 
 def split_by_column(table: dict[str, Int], name: str) -> dict[int, dict[str, Int]]:

@@ -29,7 +29,7 @@ from clusterprof.analysis.timeline.load.buffers import (
 )
 from clusterprof.analysis.timeline.load.processes import DeviceUsers, ProcessBuffer
 from clusterprof.analysis.timeline.model import Chunk, Series
-from clusterprof.analysis.timeline.stacks import STACKS_DEFINED, StackTable
+from clusterprof.analysis.timeline.stacks import STACKS_DEFINED, StackTree
 from clusterprof.trace.decoder import PackedSpans, decode_span_frames
 from clusterprof.trace.reader import Damage, NodeReader
 from clusterprof.trace.schema import (
@@ -91,7 +91,7 @@ class LoadedNode:
     out where the column was hardly ever missing (BRIEF_RATIO, MAX_BRIEF_NS)."""
     events: tuple[Event, ...]
     """All events except registrations and exits of processes, and definitions of stacks."""
-    stacks: StackTable = field(default_factory=StackTable, compare=False)
+    stacks: StackTree = field(default_factory=StackTree, compare=False)
     """The stacks that samples of its processes refer to."""
 
 
@@ -113,7 +113,7 @@ class NodeLoader:
         """
         folder_reader = NodeReader(folder)
         self._reader: Reader = reader or folder_reader
-        self._whole = folder_reader if reader is None else None
+        self._folder_reader = folder_reader if reader is None else None
         rejects_late_ends = rejects_late_ends or reader is None
         self._assembly = _ChunkBuilder(chunk_ns, folder.name, max_rows, rejects_late_ends)
 
@@ -127,7 +127,7 @@ class NodeLoader:
 
         0 if records come from another reader.
         """
-        return 0 if self._whole is None else self._whole.read_bytes
+        return 0 if self._folder_reader is None else self._folder_reader.read_bytes
 
     def facts(self) -> LoadedNode:
         """Return the facts collected so far."""
@@ -141,7 +141,7 @@ class NodeLoader:
             dropped_spans=builder.dropped_spans,
             gaps=tuple(builder.list_lasting_gaps()),
             events=tuple(builder.kept_events),
-            stacks=builder.build_stack_table(),
+            stacks=builder.build_stack_tree(),
         )
 
 
@@ -173,7 +173,7 @@ class _ChunkBuilder:
     def __init__(
         self, chunk_ns: int, key: str, max_rows: int = 0, rejects_late_ends: bool = False
     ) -> None:
-        self._chunk_ns, self._most = chunk_ns, max_rows
+        self._chunk_ns, self._max_rows = chunk_ns, max_rows
         self.header = _make_empty_header(key)
         self.first_ns: int | None = None
         self.latest_ns: int | None = None
@@ -200,7 +200,7 @@ class _ChunkBuilder:
                 if start_ns is None:
                     continue
                 end_ns = start_ns + self._chunk_ns
-            max_rows = self._most or MAX_CHUNK_ROWS["importer" in self.header.versions]
+            max_rows = self._max_rows or MAX_CHUNK_ROWS["importer" in self.header.versions]
             if self._rows > max_rows and self.latest_ns is not None:
                 end_ns = max(start_ns + 1, min(end_ns, self.latest_ns - SLACK_NS - 1))
             while self.latest_ns is not None and self.latest_ns > end_ns + SLACK_NS:
@@ -219,7 +219,7 @@ class _ChunkBuilder:
         values = sum(buffer.refused for buffer in chain.from_iterable(self._columns.values()))
         return self._processes.refused_spans + values
 
-    def build_stack_table(self) -> StackTable:
+    def build_stack_tree(self) -> StackTree:
         """Build the table of all stacks defined so far."""
         return self._processes.stacks.build_table()
 
@@ -279,8 +279,8 @@ class _ChunkBuilder:
 
     def _add_header(self, header: Header) -> None:
         """Apply the header of a segment; devices that appeared earlier stay."""
-        known = {device.get("id") for device in header.devices}
-        appeared = [device for device in self.header.devices if device.get("id") not in known]
+        ids = {device.get("id") for device in header.devices}
+        appeared = [device for device in self.header.devices if device.get("id") not in ids]
         self.header = replace(header, devices=self._users.with_users([*header.devices, *appeared]))
 
     def _add_event(self, event: Event) -> None:
@@ -293,8 +293,8 @@ class _ChunkBuilder:
             self._processes.add_event(event)
             return
         if event.kind == "device-appeared":
-            known = {device.get("id") for device in self.header.devices}
-            if event.attributes.get("id") not in known:
+            ids = {device.get("id") for device in self.header.devices}
+            if event.attributes.get("id") not in ids:
                 devices = [*self.header.devices, dict(event.attributes)]
                 self.header = replace(self.header, devices=devices)
         if event.kind == "device-appeared" or self._users.observe(event):
@@ -328,7 +328,7 @@ class _ChunkBuilder:
             wchan_names=wchan_names,
             events=events,
             gaps=gaps,
-            stacks=self.build_stack_table(),
+            stacks=self.build_stack_tree(),
         )
 
     def _still_open(self, series: dict[Key, Series], end_ns: int) -> list[Gap]:

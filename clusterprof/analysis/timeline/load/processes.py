@@ -33,7 +33,7 @@ class PlacementBuffer:
         self._rows = RowBuffer(_COLUMNS)
         self._lists: dict[str, tuple[frozenset[int], ...]] = dict.fromkeys(_LISTS, ())
         self._tables: Mapping[int, Mapping[str, Int]] = {}
-        self._known: dict[int, Placement] = {}
+        self._placement_of: dict[int, Placement] = {}
         self._start_ns = self._end_ns = 0
 
     def add(self, rows: Rows) -> None:
@@ -56,15 +56,17 @@ class PlacementBuffer:
             inside = (table["t_ns"] >= self._start_ns) & (table["t_ns"] < self._end_ns)
             cpus, nodes = (self._last(name, table) for name in _LISTS)
             ran_on = table["processor"][inside]
-            self._known[pid] = Placement(cpus, nodes, ran_on[ran_on >= 0])
-        elif pid in self._known:
-            self._known[pid] = replace(self._known[pid], observed_cpus=np.zeros(0, np.int64))
-        return self._known.get(pid)
+            self._placement_of[pid] = Placement(cpus, nodes, ran_on[ran_on >= 0])
+        elif pid in self._placement_of:
+            self._placement_of[pid] = replace(
+                self._placement_of[pid], observed_cpus=np.zeros(0, np.int64)
+            )
+        return self._placement_of.get(pid)
 
-    def drop_unseen(self, seen: set[int]) -> None:
+    def drop_unseen(self, active: set[int]) -> None:
         """Drop processes that were not in this chunk."""
-        for pid in [pid for pid in self._known if pid not in seen]:
-            del self._known[pid]
+        for pid in [pid for pid in self._placement_of if pid not in active]:
+            del self._placement_of[pid]
 
     def _last(self, name: str, table: Mapping[str, Int]) -> frozenset[int]:
         list_index = int(table[name][-1])
@@ -116,7 +118,7 @@ class ProcessBuffer:
         self._placements = PlacementBuffer()
         self._registered: dict[int, Mapping[str, Any]] = {}
         self._exited_ns: dict[int, int] = {}
-        self._who: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
+        self._identities: dict[int, tuple[int, int, str]] = {}  # parent, started ticks, name
         self._wchan_names: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
         self._thread_names: tuple[str, ...] = ()
@@ -167,16 +169,16 @@ class ProcessBuffer:
         io = {pid: _make_process_io(table) for pid, table in split_by_column(rows, "pid").items()}
         self._update_identities(rows)
         self._placements.start_chunk(start_ns, end_ns)
-        taken = self._spans.take(end_ns, last)
-        spans = taken.by_pid
+        chunk_spans = self._spans.take(end_ns, last)
+        spans = chunk_spans.by_pid
         registered = [p for p in self._registered if self._exited_ns.get(p, end_ns) >= start_ns]
-        active = {pid for pid, last_ns in taken.last_end_ns.items() if last_ns >= start_ns}
+        active = {pid for pid, last_ns in chunk_spans.last_end_ns.items() if last_ns >= start_ns}
         pids = sorted({*threads, *io, *active, *registered})
         processes = {
             pid: self._process(pid, spans.get(pid, {}), threads.get(pid, {}), io.get(pid))
             for pid in pids
         }
-        for pid, samples in taken.stacks.items():
+        for pid, samples in chunk_spans.stacks.items():
             if pid in processes:
                 processes[pid] = self._with_stacks(processes[pid], samples)
         self._drop_unseen(start_ns, set(pids))
@@ -187,7 +189,7 @@ class ProcessBuffer:
         for row in {pid: row for row, pid in enumerate(rows["pid"].tolist())}.values():
             pid, parent, ticks, name = (int(rows[column][row]) for column in _IDENTITY_COLUMNS)
             process_name = self._names[name] if 0 <= name < len(self._names) else ""
-            self._who[pid] = parent, ticks, process_name
+            self._identities[pid] = parent, ticks, process_name
 
     def _process(
         self,
@@ -197,7 +199,7 @@ class ProcessBuffer:
         io: ProcessIo | None,
     ) -> Process:
         registration = self._registered.get(pid, {})
-        parent, ticks, name = self._who.get(pid, (-1, -1, ""))
+        parent, ticks, name = self._identities.get(pid, (-1, -1, ""))
         if parent < 0 and WORKER_START in spans:
             parent = int(WorkerStartSpans.from_table(spans[WORKER_START]).parent_pid[-1])
         span_ticks = self._spans.started_ticks(pid)
@@ -213,24 +215,24 @@ class ProcessBuffer:
         numbers = self.stacks.translate(process.pid, process.started_ticks, samples.stack)
         return replace(process, stacks=replace(samples, stack=numbers))
 
-    def _drop_unseen(self, start_ns: int, seen: set[int]) -> None:
+    def _drop_unseen(self, start_ns: int, active: set[int]) -> None:
         """Drop processes that were not in this chunk."""
-        self._spans.drop_unseen(seen)
-        self._placements.drop_unseen(seen)
-        for pid in [pid for pid in self._who if pid not in seen]:
-            del self._who[pid]
+        self._spans.drop_unseen(active)
+        self._placements.drop_unseen(active)
+        for pid in [pid for pid in self._identities if pid not in active]:
+            del self._identities[pid]
         for pid in [pid for pid, t in self._exited_ns.items() if t < start_ns]:
-            if pid not in seen:
+            if pid not in active:
                 del self._exited_ns[pid]
                 self._registered.pop(pid, None)
 
 
-def _choose_longer(before: tuple[str, ...], now: Any) -> tuple[str, ...]:
+def _choose_longer(before: tuple[str, ...], update: Any) -> tuple[str, ...]:
     """Choose the longer list of strings.
 
     Lists only grow, and a late frame may contain an older one.
     """
-    return tuple(now) if now is not None and len(now) > len(before) else before
+    return tuple(update) if update is not None and len(update) > len(before) else before
 
 
 def _split_by_thread(

@@ -74,9 +74,9 @@ _parsed: dict[int, tuple[Mapping[str, Any], JobPosition]] = {}
 
 def parse_job_position(registration: Mapping[str, Any]) -> JobPosition:
     """Parse the position of a process in its job from the attributes of its registration."""
-    known = _parsed.get(id(registration))
-    if known is not None and known[0] is registration:
-        return known[1]
+    entry = _parsed.get(id(registration))
+    if entry is not None and entry[0] is registration:
+        return entry[1]
     if len(_parsed) >= _MAX_PARSED:
         _parsed.clear()
     identity = _parse_identity(registration)
@@ -188,8 +188,8 @@ def _guess_training_processes(chunk: Chunk) -> list[Process]:
     ]
     if ranked:
         # A child inherits its parent's variables: the process nearest to the launcher is the rank.
-        own = {p.pid for p in ranked}
-        return [p for p in ranked if not own & set(_list_ancestors(chunk, p))]
+        ranked_pids = {p.pid for p in ranked}
+        return [p for p in ranked if not ranked_pids & set(_list_ancestors(chunk, p))]
     owners = {device.get("pid") for device in chunk.header.devices}
     owners |= {pid for device in chunk.header.devices for pid in _list_users(device)}
     owning = [process for process in chunk.processes.values() if process.pid in owners]
@@ -264,9 +264,11 @@ def _assign_devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
         ""
     }
     measured = [d for d in listed if str(d["id"]) not in unmeasured_names]
-    known = [str(d["id"]) for d in measured]
-    known += sorted(
-        {d for name, d in chunk.series if name.startswith("gpu.")} - set(known) - unmeasured_names
+    device_ids = [str(d["id"]) for d in measured]
+    device_ids += sorted(
+        {d for name, d in chunk.series if name.startswith("gpu.")}
+        - set(device_ids)
+        - unmeasured_names
     )
     named = {str(d["uuid"]): str(d["id"]) for d in measured if "uuid" in d}
     owned = _map_owners(measured)
@@ -274,18 +276,18 @@ def _assign_devices(chunk: Chunk, mains: list[Process]) -> dict[int, str]:
     for main in mains:
         declared = str(main.registration.get("device") or "")
         declared = "" if declared in unmeasured_names else declared
-        declared = declared if declared in known else named.get(declared, declared)
-        owned_device = "" if declared in known else _find_owned_device(chunk, main, owned)
+        declared = declared if declared in device_ids else named.get(declared, declared)
+        owned_device = "" if declared in device_ids else _find_owned_device(chunk, main, owned)
         assigned[main.pid] = owned_device or declared
-    free = [d for d in known if d not in assigned.values()]
+    free_ids = [d for d in device_ids if d not in assigned.values()]
     unassigned = [p for p in mains if not assigned[p.pid]]
-    if len(unassigned) == 1 and len(free) == 1:
-        assigned[unassigned[0].pid] = free[0]
-    elif len(free) >= len(unassigned) and len(mains) == len(unassigned):
+    if len(unassigned) == 1 and len(free_ids) == 1:
+        assigned[unassigned[0].pid] = free_ids[0]
+    elif len(free_ids) >= len(unassigned) and len(mains) == len(unassigned):
         for process in unassigned:
             local_rank = parse_job_position(process.registration).node_local_rank
-            if local_rank is not None and local_rank < len(known):
-                assigned[process.pid] = known[local_rank]
+            if local_rank is not None and local_rank < len(device_ids):
+                assigned[process.pid] = device_ids[local_rank]
     return assigned
 
 

@@ -120,8 +120,8 @@ class CounterWriter:
         self._gap_lanes: dict[int, Lanes] = {}
         self._owner_index: dict[str, int | None] = {}
         for rank in node.ranks:
-            known = rank.device in self._owner_index
-            self._owner_index[rank.device] = None if known else rank.index  # shared: the host's
+            is_known = rank.device in self._owner_index
+            self._owner_index[rank.device] = None if is_known else rank.index  # shared: the host's
 
     def encode_record(self, columns: Columns) -> list[bytes]:
         """Return the packets of one record; descriptors wait in `Packets.pending`."""

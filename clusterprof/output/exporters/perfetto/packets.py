@@ -74,7 +74,7 @@ def encode_varints(values: Int) -> list[bytes]:
     if int(values.min()) < _MIN_NINE_BYTES:
         return [encode_varint(value) for value in values.tolist()]
     data = encode_nine_byte_varints(values).tobytes()
-    return [data[at : at + 9] for at in range(0, len(data), 9)]
+    return [data[offset : offset + 9] for offset in range(0, len(data), 9)]
 
 
 def encode_nine_byte_varints(values: Int) -> NDArray[np.uint8]:
@@ -243,8 +243,10 @@ class Packets:
         head = self._annotation_heads.get(name)
         if head is None:
             head = self._annotation_heads[name] = self._name(3, name, 1)
-        what = _INT_TAG + encode_varint(value) if isinstance(value, int) else encode_text(6, value)
-        body = head + what
+        value_bytes = (
+            _INT_TAG + encode_varint(value) if isinstance(value, int) else encode_text(6, value)
+        )
+        body = head + value_bytes
         return _ANNOTATION_TAG + encode_varint(len(body)) + body
 
     def _event(self, kind: int, track: int, *fields: bytes) -> bytes:
@@ -254,12 +256,12 @@ class Packets:
 
     def _name(self, table: int, name: str, field: int) -> bytes:
         """Return the field that refers to a name, and define the name when it is new."""
-        known = self._names.get((table, name))
-        if known is None:
-            known = self._names[table, name] = len(self._names) + 1
-            entry = encode_message(table, encode_number(1, known), encode_text(2, name))
+        number = self._names.get((table, name))
+        if number is None:
+            number = self._names[table, name] = len(self._names) + 1
+            entry = encode_message(table, encode_number(1, number), encode_text(2, name))
             self.pending.append(encode_packet(self._head, encode_message(INTERNED, entry)))
-        return encode_number(field, known)
+        return encode_number(field, number)
 
 
 def encode_counter_value(stamp: bytes, head: bytes, value: float) -> bytes:

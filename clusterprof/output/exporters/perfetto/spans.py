@@ -51,12 +51,12 @@ class Lanes:
 
 def _insert_span(lane: list[tuple[int, int]], start_ns: int, end_ns: int) -> bool:
     """Insert the span into the lane if it fits; the lane keeps the outermost spans, by time."""
-    at = len(lane)
-    while at and lane[at - 1][0] > start_ns and lane[at - 1][1] <= end_ns:
-        at -= 1  # inside the new span
-    if at and lane[at - 1][1] > start_ns:
+    index = len(lane)
+    while index and lane[index - 1][0] > start_ns and lane[index - 1][1] <= end_ns:
+        index -= 1  # inside the new span
+    if index and lane[index - 1][1] > start_ns:
         return False  # crossing, enclosing (it was recorded late), or begun at the same instant
-    lane[at:] = [(start_ns, end_ns)]
+    lane[index:] = [(start_ns, end_ns)]
     if len(lane) > MAX_LANE_SPANS:
         half = MAX_LANE_SPANS // 2
         lane[:half] = [(lane[0][0], lane[half - 1][1])]

@@ -85,10 +85,10 @@ def iterate_node_packets(run: Run, node: RunNode) -> Iterator[list[bytes]]:
     yield _take_pending(packets, counters.finish())
 
 
-def _take_pending(packets: Packets, rest: list[bytes]) -> list[bytes]:
+def _take_pending(packets: Packets, tail: list[bytes]) -> list[bytes]:
     """Put pending descriptor packets in front of other packets."""
     pending, packets.pending = packets.pending, []
-    return pending + rest
+    return pending + tail
 
 
 def _encode_instants(

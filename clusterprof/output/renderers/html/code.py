@@ -29,8 +29,8 @@ def render_lines(finding: Finding, names: code.FileNames) -> Markup | None:
     if not finding.lines:
         return None
     rows = [_render_line(line, names) for line in finding.lines]
-    rest = code.describe_lines_rest(finding, len(finding.lines))
-    caption = f"Lines of code: {rest}" if rest else "Lines of code"
+    remainder = code.describe_lines_rest(finding, len(finding.lines))
+    caption = f"Lines of code: {remainder}" if remainder else "Lines of code"
     heads = [build_element("th", head, scope="col", class_="n") for head in ("share", "lost")]
     heads.append(build_element("th", "line", scope="col"))
     return build_element(
@@ -51,9 +51,7 @@ def _render_line(line: CodeLine, names: code.FileNames) -> Markup:
         build_element("td", format_quantity(line.lost_ns, "ns"), class_="n"),
         build_element(
             "td",
-            build_element(
-                "code", code.format_code_location(line.place, names), title=line.place.file
-            ),
+            build_element("code", code.format_file_line(line.place, names), title=line.place.file),
             f" in {code.format_function(line.place)}",
             build_element("span", text, class_="below") if text else None,
         ),
@@ -80,21 +78,21 @@ def render_code(report: Report, script_note: Markup) -> Markup | None:
     )
 
 
-def _render_totals(rows: Sequence[tuple[str, ...]], rest: str) -> Markup:
+def _render_totals(rows: Sequence[tuple[str, ...]], remainder: str) -> Markup:
     """Render lost time by line, over all causes and ranks."""
     heads = ("line", "lost", "share", "function", "mainly")
     numbers = (1, 2)
     head = [
-        build_element("th", text, scope="col", class_="n" if at in numbers else None)
-        for at, text in enumerate(heads)
+        build_element("th", text, scope="col", class_="n" if column in numbers else None)
+        for column, text in enumerate(heads)
     ]
     body = [
         build_element(
             "tr",
             build_element("th", build_element("code", row[0]), scope="row"),
             *(
-                build_element("td", cell, class_="n" if at in numbers else None)
-                for at, cell in enumerate(row[1:], 1)
+                build_element("td", cell, class_="n" if column in numbers else None)
+                for column, cell in enumerate(row[1:], 1)
             ),
         )
         for row in rows
@@ -106,8 +104,8 @@ def _render_totals(rows: Sequence[tuple[str, ...]], rest: str) -> Markup:
         build_element("tbody", *body),
         class_="by-line",
     )
-    more = build_element("p", f"… {rest}", class_="note") if rest else None
-    return join_markup(build_element("div", table, class_="scroll"), more)
+    note = build_element("p", f"… {remainder}", class_="note") if remainder else None
+    return join_markup(build_element("div", table, class_="scroll"), note)
 
 
 # --- the data of the flame graph ------------------------------------------------------------------
@@ -123,27 +121,31 @@ def build_code_document(report: Report, causes: Sequence[str]) -> dict[str, Any]
     if profile is None or code.explain_missing_lines(report):
         return None
     names = code.build_file_names(report)
-    whole = min(len(profile.stacks), _MAX_STACKS)
+    max_stacks = min(len(profile.stacks), _MAX_STACKS)
     while True:
-        document = _build_tree(report, profile, causes, names, whole)
-        if whole <= 1 or len(json.dumps(document)) <= _MAX_CHARACTERS:
+        document = _build_tree(report, profile, causes, names, max_stacks)
+        if max_stacks <= 1 or len(json.dumps(document)) <= _MAX_CHARACTERS:
             return document
-        whole //= 2
+        max_stacks //= 2
 
 
 def _build_tree(
-    report: Report, profile: CodeProfile, causes: Sequence[str], names: code.FileNames, whole: int
+    report: Report,
+    profile: CodeProfile,
+    causes: Sequence[str],
+    names: code.FileNames,
+    max_stacks: int,
 ) -> dict[str, Any]:
-    """Build the tree of frames, with the frames of the first `whole` stacks in full."""
-    number_of = {cause: at for at, cause in enumerate(causes)}
+    """Build the tree of frames, with the frames of the first `max_stacks` stacks in full."""
+    number_of = {cause: index for index, cause in enumerate(causes)}
     frames: dict[tuple[int, int], int] = {}  # (number of the parent, place) -> number, from 1
     times: dict[tuple[int, int, int], list[int]] = {}
-    for at, stack in enumerate(profile.stacks):
+    for index, stack in enumerate(profile.stacks):
         if not stack.lost_ns or not 0 <= stack.rank < len(report.ranks):
             continue
         frame = 0
         places = stack.places or (_UNKNOWN_PLACE,)
-        if at >= whole:  # its outermost frame, if a larger stack has it, too
+        if index >= max_stacks:  # its outermost frame, if a larger stack has it, too
             places = places[:1] if (0, places[0]) in frames else (_SMALLER_STACKS,)
         for place in places:
             frame = frames.setdefault((frame, place), len(frames) + 1)
@@ -168,5 +170,5 @@ def _build_tree(
         ],
         "frames": [[parent, new_place.get(place, place)] for parent, place in frames],
         "times": [[*key, *time] for key, time in times.items()],
-        "reduced": max(len(profile.stacks) - whole, 0),
+        "reduced": max(len(profile.stacks) - max_stacks, 0),
     }

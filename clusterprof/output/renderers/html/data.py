@@ -66,20 +66,20 @@ def build_chart_rows(nodes: Sequence[int], node_count: int, wanted: Sequence[int
     """
     if len(nodes) <= aggregate.MAX_LISTED_RANKS:
         places = list(range(len(nodes)))
-        return ChartRows("rank", list(nodes), list(nodes), places, [[at] for at in places])
-    each = -(-node_count // ChartRows.MAX_ROWS)
-    count = -(-node_count // each)
+        return ChartRows("rank", list(nodes), list(nodes), places, [[index] for index in places])
+    nodes_per_row = -(-node_count // ChartRows.MAX_ROWS)
+    count = -(-node_count // nodes_per_row)
     members: list[list[int]] = [[] for _ in range(count)]
-    for at, node in enumerate(nodes):
-        members[node // each].append(at)
-    first = [row * each for row in range(count)]
-    last = [min(low + each, node_count) - 1 for low in first]
+    for index, node in enumerate(nodes):
+        members[node // nodes_per_row].append(index)
+    first = [row * nodes_per_row for row in range(count)]
+    last = [min(low + nodes_per_row, node_count) - 1 for low in first]
     ranks = [-1] * count
-    for at in wanted[: ChartRows.MAX_SINGLE_RANKS]:
-        first.append(nodes[at])
-        last.append(nodes[at])
-        ranks.append(at)
-        members.append([at])
+    for index in wanted[: ChartRows.MAX_SINGLE_RANKS]:
+        first.append(nodes[index])
+        last.append(nodes[index])
+        ranks.append(index)
+        members.append([index])
     return ChartRows("node", first, last, ranks, members)
 
 
@@ -109,7 +109,7 @@ def build_history_document(
     merge = _choose_merge_factor(int(present.sum()) + len(rows.rank), history.bin_count, room)
     lost, in_step = _merge_bins(lost, merge), _merge_bins(in_step, merge)
     ranks = np.array([max(len(members), 1) for members in rows.members], dtype=float)
-    full = ranks[:, None] * history.bin_ns * merge
+    bin_ns = ranks[:, None] * history.bin_ns * merge
     everyone = [at for at, by in enumerate(rows.rank) if by < 0 or rows.by == "rank"]
     return {
         "why": escape_text(history.why_missing, 400),
@@ -117,17 +117,17 @@ def build_history_document(
         "stretch_s": history.bin_ns * merge / 1e9,
         "stretches": lost.shape[2],
         "span_s": history.bin_ns * history.bin_count / 1e9,
-        "in_step": pack_array(_scale_to_bytes(in_step, full)),
+        "in_step": pack_array(_scale_to_bytes(in_step, bin_ns)),
         "lost": [
             {
                 "cause": cause,
-                "rows": kept,
-                "bytes": pack_array(_scale_to_bytes(lost[kept, cause], full[kept])),
+                "rows": bins,
+                "bytes": pack_array(_scale_to_bytes(lost[bins, cause], bin_ns[bins])),
             }
             for cause in range(len(causes))
-            if (kept := np.flatnonzero(present[:, cause]).tolist())
+            if (bins := np.flatnonzero(present[:, cause]).tolist())
         ],
-        "total": _pack_total(lost[everyone], full[everyone]),
+        "total": _pack_total(lost[everyone], bin_ns[everyone]),
         "steps": _pack_step_marks(history, rows),
         "step_every": history.step_stride,
         "waits": _list_waits(history, number_of),
@@ -142,10 +142,10 @@ def _sum_by_row(history: History, rows: ChartRows, number_of: dict[str, int]) ->
     lost = np.zeros((len(rows.rank), len(number_of), count))
     in_step = np.zeros((len(rows.rank), count))
     for row, members in enumerate(rows.members):
-        for at in members:
-            if at >= len(history.ranks):
+        for rank_index in members:
+            if rank_index >= len(history.ranks):
                 continue
-            rank_history = history.ranks[at]
+            rank_history = history.ranks[rank_index]
             in_step[row] += _pad_to_length(rank_history.in_step_ns, count)
             for cause, ns in rank_history.lost:
                 lost[row, number_of[cause]] += _pad_to_length(ns, count)
@@ -161,8 +161,8 @@ def _pad_to_length(ns: Sequence[int], count: int) -> Any:
 
 def _choose_merge_factor(planes: int, stretches: int, room: int) -> int:
     """Choose how many time bins share a byte."""
-    each = min(room, MAX_PLANE_BYTES) // max(planes, 1)
-    return -(-stretches // max(min(each, MAX_BINS), _MIN_BINS))
+    bytes_per_plane = min(room, MAX_PLANE_BYTES) // max(planes, 1)
+    return -(-stretches // max(min(bytes_per_plane, MAX_BINS), _MIN_BINS))
 
 
 def _merge_bins(array: Any, merge: int) -> Any:
@@ -184,9 +184,9 @@ def _scale_to_bytes(ns: Any, full: Any) -> Any:
 def _pack_total(lost: Any, full: Any) -> dict[str, Any]:
     """Pack the lost shares of the whole job by cause and time bin, 16 bits each."""
     sums = lost.sum(axis=0)
-    kept = np.flatnonzero(sums.any(axis=1))
-    shares = np.clip(sums[kept] / full.sum(), 0.0, 1.0)
-    return {"causes": kept.tolist(), "bytes": pack_array(np.rint(shares * 65535).astype("<u2"))}
+    rows = np.flatnonzero(sums.any(axis=1))
+    shares = np.clip(sums[rows] / full.sum(), 0.0, 1.0)
+    return {"causes": rows.tolist(), "bytes": pack_array(np.rint(shares * 65535).astype("<u2"))}
 
 
 def _pack_step_marks(history: History, rows: ChartRows) -> list[dict[str, Any]]:
@@ -205,8 +205,10 @@ def _pack_step_marks(history: History, rows: ChartRows) -> list[dict[str, Any]]:
             {"row": row, "bytes": _pack_marks(rank_history.step_ends_ns, span)}
             for row, rank_history in rank_rows
         ]
-    most: RankHistory = max(history.ranks, key=lambda rank_history: len(rank_history.step_ends_ns))
-    ends = most.step_ends_ns[:: -(-len(most.step_ends_ns) // MAX_STEP_MARKS) or 1]
+    longest: RankHistory = max(
+        history.ranks, key=lambda rank_history: len(rank_history.step_ends_ns)
+    )
+    ends = longest.step_ends_ns[:: -(-len(longest.step_ends_ns) // MAX_STEP_MARKS) or 1]
     return [{"row": -1, "bytes": _pack_marks(ends, span)}] if ends else []
 
 
@@ -300,12 +302,12 @@ def build_chart_document(report: Report, full: bool = False) -> dict[str, Any]:
             report, aggregate.select_listed_ranks(report)
         )
     names = list_node_names(report)
-    number_of = {name: at for at, name in enumerate(names)}
+    number_of = {name: index for index, name in enumerate(names)}
     nodes = [number_of[rank.node] for rank in report.ranks]
     causes = list_cause_ids(report)
     chiefs = [_find_main_culprits(finding, report) for finding in report.findings]
     rows = build_chart_rows(nodes, len(names), _select_single_ranks(report, chiefs))
-    made = {
+    document = {
         "version": 1,
         "causes": _convert_causes(report, causes),
         "nodes": [_escape_name(name) for name in names],
@@ -325,27 +327,27 @@ def build_chart_document(report: Report, full: bool = False) -> dict[str, Any]:
         ],
         "rows": {"by": rows.by, "first": rows.first, "last": rows.last, "rank": rows.rank},
     }
-    made["code"] = build_code_document(report, causes)
-    room = (_MAX_CHARACTERS - len(_encode_json(made))) * 3 // 4  # base64: 3 bytes -> 4
-    made["history"] = build_history_document(report, causes, rows, room)
-    return made
+    document["code"] = build_code_document(report, causes)
+    room = (_MAX_CHARACTERS - len(_encode_json(document))) * 3 // 4  # base64: 3 bytes -> 4
+    document["history"] = build_history_document(report, causes, rows, room)
+    return document
 
 
 def _list_groups(report: Report) -> list[dict[str, Any]]:
     """List racks, as places of their nodes, and named process groups, as places of their ranks."""
     if not aggregate.is_aggregated(report):
         return []
-    place = {name: at for at, name in enumerate(list_node_names(report))}
+    node_index = {name: index for index, name in enumerate(list_node_names(report))}
     racks: dict[str, list[int]] = {}
     for node in report.nodes:
-        if node.name in place:
-            racks.setdefault(node.rack, []).append(place[node.name])
+        if node.name in node_index:
+            racks.setdefault(node.rack, []).append(node_index[node.name])
     listed: list[dict[str, Any]] = []
     if set(racks) != {""}:
         for name, nodes in sorted(racks.items()):
             named = _escape_name(name) or "no rack known"
             listed.append({"of": "rack", "name": named, "nodes": nodes, "ranks": []})
-    numbers = {rank.rank: at for at, rank in enumerate(report.ranks)}
+    numbers = {rank.rank: index for index, rank in enumerate(report.ranks)}
     if None in numbers or len(numbers) < len(report.ranks):
         return listed
     room = _MAX_GROUP_MEMBERS
@@ -390,9 +392,9 @@ def _convert_causes(report: Report, ids: Sequence[str]) -> list[dict[str, Any]]:
     about = {finding.cause.id: finding.cause for finding in report.findings}
     converted = []
     for cause in ids:
-        known = about.get(cause)
+        facts = about.get(cause)
         family, tone = get_color(cause, report)
-        title = known.title if known else _TITLES.get(cause, "")
+        title = facts.title if facts else _TITLES.get(cause, "")
         converted.append(
             {"id": _escape_name(cause), "family": family, "tone": tone, "title": escape_text(title)}
         )
@@ -415,7 +417,7 @@ def _pack_matrix(
     buckets: Sequence[Sequence[tuple[str, int]]], causes: Sequence[str]
 ) -> dict[str, Any]:
     """Pack ns by cause and rank as 16-bit shares of the largest; sparse rows list "ranks"."""
-    number_of = {cause: at for at, cause in enumerate(causes)}
+    number_of = {cause: index for index, cause in enumerate(causes)}
     ns = np.zeros((len(causes), len(buckets)))
     for rank, of_rank in enumerate(buckets):
         for cause, amount in of_rank:
@@ -427,13 +429,13 @@ def _pack_matrix(
     scaled = np.rint(ns / largest * _UINT16_MAX).astype("<u2")
     scaled[(scaled == 0) & (ns > 0)] = 1  # a small value stays different from zero
     packed_causes: list[dict[str, Any]] = []
-    for at, values in enumerate(scaled):
+    for index, values in enumerate(scaled):
         ranks = np.flatnonzero(values)
         if len(ranks) * _SPARSE_FACTOR > len(buckets):
-            packed_causes.append({"cause": at, "bytes": pack_array(values)})
+            packed_causes.append({"cause": index, "bytes": pack_array(values)})
         elif len(ranks):
             packed_causes.append(
-                {"cause": at, "ranks": ranks.tolist(), "bytes": pack_array(values[ranks])}
+                {"cause": index, "ranks": ranks.tolist(), "bytes": pack_array(values[ranks])}
             )
     return {"full_ns": round(largest), "causes": packed_causes}
 
@@ -444,7 +446,7 @@ def _pack_floats(ns: Sequence[int]) -> str:
 
 def _find_main_culprits(finding: Finding, report: Report) -> list[int]:
     """Find the places of a finding's main culprits in `Report.ranks`."""
-    places = {(rank.node, rank.rank, rank.device): at for at, rank in enumerate(report.ranks)}
+    places = {(rank.node, rank.rank, rank.device): index for index, rank in enumerate(report.ranks)}
     keys = (
         (culprit.node, culprit.rank, culprit.device)
         for culprit in culprits.select_main_culprits(finding)
@@ -455,11 +457,11 @@ def _find_main_culprits(finding: Finding, report: Report) -> list[int]:
 
 def _select_single_ranks(report: Report, chiefs: Sequence[Sequence[int]]) -> list[int]:
     """Select ranks with a row of their own among nodes: culprits, then the longest waits."""
-    wanted = [at for culprits in chiefs for at in culprits[:_ROWS_PER_FINDING]]
+    wanted = [index for culprits in chiefs for index in culprits[:_ROWS_PER_FINDING]]
     waits = report.history.waits if report.history is not None else ()
     for wait in sorted(waits, key=lambda wait: -wait.duration_ns)[: ChartRows.MAX_SINGLE_RANKS]:
         wanted += [wait.victim] if wait.culprit is None else [wait.culprit, wait.victim]
-    return [at for at in dict.fromkeys(wanted) if 0 <= at < len(report.ranks)][
+    return [index for index in dict.fromkeys(wanted) if 0 <= index < len(report.ranks)][
         : ChartRows.MAX_SINGLE_RANKS
     ]
 

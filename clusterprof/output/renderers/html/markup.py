@@ -140,7 +140,7 @@ _STROKES = {family.name: family.strokes for family in _COLORED if family.strokes
 
 def render_patterns() -> Markup:
     """Render the patterns of all families, once for the page."""
-    made = [
+    patterns = [
         build_element(
             "pattern",
             build_element("path", d=strokes, class_="stroke"),
@@ -152,7 +152,12 @@ def render_patterns() -> Markup:
         for family, strokes in _STROKES.items()
     ]
     return build_element(
-        "svg", build_element("defs", *made), class_="hidden", width=0, height=0, aria_hidden="true"
+        "svg",
+        build_element("defs", *patterns),
+        class_="hidden",
+        width=0,
+        height=0,
+        aria_hidden="true",
     )
 
 
@@ -172,16 +177,16 @@ def render_swatch(color: str) -> Markup:
     )
 
 
-def render_bar(parts: Sequence[tuple[str, int]], whole: int, label: str, width: int) -> Markup:
+def render_bar(parts: Sequence[tuple[str, int]], total: int, label: str, width: int) -> Markup:
     """Render (color, amount) segments side by side, in proportion; small ones remain visible."""
     cells = []
-    at = 0.0
+    offset = 0.0
     for color, amount in parts:
-        size = max(width * amount / whole, _MIN_SEGMENT_WIDTH if amount else 0)
-        size = min(size, width - at)
+        size = max(width * amount / total, _MIN_SEGMENT_WIDTH if amount else 0)
+        size = min(size, width - offset)
         if size > 0:
-            cells.append(join_markup(*_render_filled_rect(color, at, size, _BAR_HEIGHT)))
-        at += size
+            cells.append(join_markup(*_render_filled_rect(color, offset, size, _BAR_HEIGHT)))
+        offset += size
     return build_element(
         "svg",
         *cells,

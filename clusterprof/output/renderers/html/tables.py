@@ -139,7 +139,9 @@ def _render_life_legend(whole: Life) -> Markup:
 def _render_text_table(table: TextTable) -> Markup:
     """Render a table of finished text; the first column names the row."""
     first_text = len(table.heads) - table.texts
-    classes = [None if at == 0 or at >= first_text else "n" for at in range(len(table.heads))]
+    classes = [
+        None if column == 0 or column >= first_text else "n" for column in range(len(table.heads))
+    ]
     head = [
         build_element("th", name, scope="col", class_=class_)
         for name, class_ in zip(table.heads, classes)
@@ -158,8 +160,8 @@ def _render_text_table(table: TextTable) -> Markup:
     body = build_element(
         "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)
     )
-    rest = build_element("p", table.rest, class_="note") if table.rest else None
-    return build_element("div", body, rest, class_="scroll")
+    note = build_element("p", table.rest, class_="note") if table.rest else None
+    return build_element("div", body, note, class_="scroll")
 
 
 def render_coverage_gaps(report: Report) -> Markup:
@@ -203,14 +205,14 @@ def render_details(report: Report) -> Markup:
         ),
         ("Notes", _render_list([*report.notes, wording.LEGEND])),
     ]
-    made = [
+    sections = [
         build_element(
             "details", build_element("summary", build_element("h2", name)), body, class_="card book"
         )
         for name, body in parts
         if body is not None
     ]
-    return build_element("section", *made, id="books")
+    return build_element("section", *sections, id="books")
 
 
 def _render_list(lines: Sequence[str]) -> Markup | None:
@@ -265,12 +267,12 @@ def _render_efficiency_metrics(report: Report) -> Markup | None:
             f" {job_impact.currency}",
         ),
     )
-    for name, now, fixed, unit in pairs:
-        if now is not None:
-            then = "" if fixed is None else f"{fixed:,.2f}{unit} with every finding fixed"
+    for name, current, fixed, unit in pairs:
+        if current is not None:
+            fixed_text = "" if fixed is None else f"{fixed:,.2f}{unit} with every finding fixed"
             cells = (
-                build_element("td", f"{now:,.2f}{unit}", class_="n"),
-                build_element("td", then),
+                build_element("td", f"{current:,.2f}{unit}", class_="n"),
+                build_element("td", fixed_text),
             )
             rows.append(build_element("tr", build_element("th", name, scope="row"), *cells))
     return _render_table(rows) if rows else None
@@ -298,8 +300,8 @@ def _render_ledger(report: Report) -> Markup | None:
         )
         for row in build_ledger_rows(columns)
     ]
-    left = len(report.ranks) - _MAX_RANKS
-    more = f"{left:,} ranks that lost less are omitted; {name_full_list(report)} lists them all."
+    hidden = len(report.ranks) - _MAX_RANKS
+    note = f"{hidden:,} ranks that lost less are omitted; {name_full_list(report)} lists them all."
     table = build_element(
         "table",
         build_element("thead", build_element("tr", *head)),
@@ -307,5 +309,8 @@ def _render_ledger(report: Report) -> Markup | None:
         class_="ledger",
     )
     return build_element(
-        "div", table, build_element("p", more, class_="note") if left > 0 else None, class_="scroll"
+        "div",
+        table,
+        build_element("p", note, class_="note") if hidden > 0 else None,
+        class_="scroll",
     )

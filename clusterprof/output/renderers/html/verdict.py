@@ -102,8 +102,8 @@ def render_code_block(command: str) -> Markup | None:
     # `escape_text` would escape line breaks, so each line is passed to it separately
     lines = [escape_text(line, 400) for line in command.splitlines()[:40]]
     code: list[Markup | str] = []
-    for at, line in enumerate(lines):
-        code += [Markup("\n"), line] if at else [line]
+    for index, line in enumerate(lines):
+        code += [Markup("\n"), line] if index else [line]
     return build_element("pre", build_element("code", *code), class_="copy")
 
 
@@ -169,18 +169,20 @@ def _render_tiles(report: Report) -> Markup | None:
                 f"{get_bound_prefix(report)}{job_impact.lost_cost:,.2f} {unit}", f"lost{per}"
             )
         )
-    best = None if job_impact is None else next((c for c in job_impact.causes if c.saved_ns), None)
-    if best is not None and best.saved_ns is not None:
+    largest = (
+        None if job_impact is None else next((c for c in job_impact.causes if c.saved_ns), None)
+    )
+    if largest is not None and largest.saved_ns is not None:
         span = ""
-        if best.saved_low_ns is not None and best.saved_high_ns is not None:
+        if largest.saved_low_ns is not None and largest.saved_high_ns is not None:
             span = (
-                f" ({format_quantity(best.saved_low_ns, 'ns')} to"
-                f" {format_quantity(best.saved_high_ns, 'ns')})"
+                f" ({format_quantity(largest.saved_low_ns, 'ns')} to"
+                f" {format_quantity(largest.saved_high_ns, 'ns')})"
             )
         ends = "less of this window" if report.is_window_only else "sooner finished"
         tiles.append(
             _render_tile(
-                format_quantity(best.saved_ns, "ns"), f"{ends} with {best.cause} fixed{span}"
+                format_quantity(largest.saved_ns, "ns"), f"{ends} with {largest.cause} fixed{span}"
             )
         )
     tail = report.slow_step_summary
@@ -193,9 +195,9 @@ def _render_tiles(report: Report) -> Markup | None:
         )
     if job_impact is not None and job_impact.tokens_per_second is not None:
         fixed = job_impact.tokens_per_second_if_fixed
-        then = "" if fixed is None else f"; {fixed:,.0f} if all were fixed"
+        fixed_text = "" if fixed is None else f"; {fixed:,.0f} if all were fixed"
         tiles.append(
-            _render_tile(f"{job_impact.tokens_per_second:,.0f}", f"tokens per second{then}")
+            _render_tile(f"{job_impact.tokens_per_second:,.0f}", f"tokens per second{fixed_text}")
         )
     return build_element("div", *tiles, class_="tiles")
 
@@ -219,9 +221,9 @@ def _render_loss_bar(report: Report) -> Markup | None:
         _render_legend_item(cause, color, ns, report)
         for cause, color, ns in parts[:_MAX_BAR_CAUSES]
     ]
-    rest = parts[_MAX_BAR_CAUSES:]
-    if rest:
-        legend.append(build_element("li", f"{len(rest):,} smaller causes, in the ledger"))
+    small_parts = parts[_MAX_BAR_CAUSES:]
+    if small_parts:
+        legend.append(build_element("li", f"{len(small_parts):,} smaller causes, in the ledger"))
     label = (
         f"{wording.format_share(report.lost_ns, report.in_step_ns)} of the time in steps was lost"
     )
@@ -325,12 +327,12 @@ def describe_finding_cost(finding: Finding, report: Report) -> str:
 
 def render_masthead(report: Report) -> Markup:
     """Render what was recorded, in two lines."""
-    place = summary.describe_nodes(report)
+    nodes = summary.describe_nodes(report)
     return build_element(
         "div",
         build_element("p", report.title, class_="title"),
         build_element(
-            "p", summary.describe_scope(report) + (f" · {place}" if place else ""), class_="scope"
+            "p", summary.describe_scope(report) + (f" · {nodes}" if nodes else ""), class_="scope"
         ),
         class_="masthead",
     )
@@ -346,12 +348,12 @@ _AMOUNT_COLUMNS = (("its own", "own_ns"), ("of others", "others_ns"), ("saves", 
 def render_causes(report: Report) -> Markup:
     """Render the section of all findings, largest first."""
     cards = []
-    taken: set[str] = set()
+    anchors: set[str] = set()
     names = code.build_file_names(report)
     for number, finding in enumerate(report.findings, 1):
         name = f"cause-{make_slug(finding.cause.id)}"
-        name = f"{name}-{number}" if name in taken else name
-        taken.add(name)
+        name = f"{name}-{number}" if name in anchors else name
+        anchors.add(name)
         cards.append(_render_finding_card(number, finding, report, name, names))
     small = [
         f"{cause} {format_quantity(ns, 'ns')}" for cause, ns in wording.list_small_causes(report)
@@ -372,7 +374,7 @@ def _render_finding_card(
 ) -> Markup:
     color = get_css_classes(finding.cause.id, report)
     part = format_quantity(finding.share_ratio, "ratio")
-    whole = report.window_ns if finding.outside_steps else report.in_step_ns
+    total_ns = report.window_ns if finding.outside_steps else report.in_step_ns
     head = build_element(
         "summary",
         build_element("span", str(number), class_="number"),
@@ -389,7 +391,9 @@ def _render_finding_card(
             build_element("span", wording.format_lost_time(finding)),
             class_="much",
         ),
-        render_bar([(color, finding.lost_ns)], whole or 1, f"{part} of the time", _CARD_BAR_WIDTH),
+        render_bar(
+            [(color, finding.lost_ns)], total_ns or 1, f"{part} of the time", _CARD_BAR_WIDTH
+        ),
         build_element(
             "span",
             f"{wording.format_confidence(finding)} sure",
@@ -417,12 +421,12 @@ def _render_finding_card(
 
 
 def _render_details(finding: Finding, report: Report, names: code.FileNames) -> list[Markup | None]:
-    whole = "recorded time, outside steps" if finding.outside_steps else "time in steps"
+    period = "recorded time, outside steps" if finding.outside_steps else "time in steps"
     facts = [
         (
             "Lost",
             f"{wording.format_lost_time(finding)},"
-            f" {format_quantity(finding.share_ratio, 'ratio')} of the {whole}",
+            f" {format_quantity(finding.share_ratio, 'ratio')} of the {period}",
         ),
         ("Fixing only this saves", wording.describe_savings(finding)),
         ("Impact", describe_finding_cost(finding, report)),
@@ -480,16 +484,18 @@ def _render_culprits(finding: Finding) -> Markup | None:
     head = [build_element("th", word, scope="col") for word in ("node", "rank", "resource")]
     head += [build_element("th", word, scope="col", class_="n") for word, _ in amounts]
     rows = [_render_culprit_row(culprit, [field for _, field in amounts]) for culprit in shown]
-    left = len(finding.culprits) - len(rows)
+    hidden_count = len(finding.culprits) - len(rows)
     options = "--json --full" if len(finding.culprits) > MAX_LISTED_CULPRITS else "--json"
-    note = f"{left:,} more: see {options}"
-    more = build_element("p", note, class_="note") if left else None
+    note = f"{hidden_count:,} more: see {options}"
+    note_element = build_element("p", note, class_="note") if hidden_count else None
     table = build_element(
         "table", build_element("thead", build_element("tr", *head)), build_element("tbody", *rows)
     )
     about = "Culprits: what each lost itself, and what others lost waiting for it"
     return join_markup(
-        build_element("p", about, class_="note"), build_element("div", table, class_="scroll"), more
+        build_element("p", about, class_="note"),
+        build_element("div", table, class_="scroll"),
+        note_element,
     )
 
 

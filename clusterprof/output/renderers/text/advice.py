@@ -93,10 +93,10 @@ def list_withheld_advice(finding: Finding) -> list[str]:
 def list_advice_details(finding: Finding) -> Iterator[tuple[str, str, str]]:
     """Yield (what, label, text) of all recommendations, in reading order."""
     for advice in finding.advice:
-        what = escape_text(advice.what, 600)
+        instruction = escape_text(advice.what, 600)
         for label, text in _label_advice_parts(advice):
             if text:
-                yield what, label, escape_text(text, _MAX_CHANGE_CHARACTERS)
+                yield instruction, label, escape_text(text, _MAX_CHANGE_CHARACTERS)
 
 
 def _label_advice_parts(advice: Advice) -> tuple[tuple[str, str], ...]:
@@ -142,14 +142,14 @@ class ChangeLine:
 def split_change(advice: Advice) -> list[tuple[bool, str]]:
     """Split the change into pieces (is a command, text), each safe to print."""
     parts: list[tuple[bool, str]] = []
-    rest = advice.change
+    remaining = advice.change
     for command in advice.commands:
-        if not command or command not in rest:
+        if not command or command not in remaining:
             continue
-        before, _, after = rest.partition(command)
+        before, _, after = remaining.partition(command)
         parts += [(False, before), (True, command)]
-        rest = after
-    parts.append((False, rest))
+        remaining = after
+    parts.append((False, remaining))
     return [
         (is_command, escape_text(text, _MAX_CHANGE_CHARACTERS))
         for is_command, text in parts
@@ -160,22 +160,22 @@ def split_change(advice: Advice) -> list[tuple[bool, str]]:
 def wrap_change(advice: Advice, width: int, begin: str = "") -> list[ChangeLine]:
     """Wrap the change, preceded by `begin`, into lines of at most `width` columns."""
     lines: list[ChangeLine] = []
-    now, adjoins = begin, False
+    line, adjoins = begin, False
     for number, (is_command, text) in enumerate(split_change(advice)):
         if not is_command:
             adjoins = adjoins and text[:1] != " "
-            *full, now = wrap_text(_join_text(now, text, adjoins), width) or [""]
-            lines += [ChangeLine(_restore_blanks(part)) for part in full]
+            *lines_full, line = wrap_text(_join_text(line, text, adjoins), width) or [""]
+            lines += [ChangeLine(_restore_blanks(part)) for part in lines_full]
             adjoins = text[-1:] != " "
             continue
-        inline = _join_text(now, text.replace(" ", NONBREAKING_BLANK), adjoins)
+        inline = _join_text(line, text.replace(" ", NONBREAKING_BLANK), adjoins)
         if count_columns(inline) <= width:
-            now, adjoins = inline, True
+            line, adjoins = inline, True
             continue
-        lines += [ChangeLine(_restore_blanks(now))] if now else []
+        lines += [ChangeLine(_restore_blanks(line))] if line else []
         lines += [ChangeLine(part, number) for part in wrap_command(text, width)]
-        now, adjoins = "", True
-    return [*lines, ChangeLine(_restore_blanks(now))] if now else lines
+        line, adjoins = "", True
+    return [*lines, ChangeLine(_restore_blanks(line))] if line else lines
 
 
 def _join_text(before: str, text: str, adjoins: bool) -> str:
@@ -190,16 +190,16 @@ def wrap_command(command: str, width: int) -> list[str]:
     """Wrap a command into lines to paste together; only words longer than a line are cut."""
     if count_columns(command) + len(_INDENT) <= width:
         return [_INDENT + command]
-    lines, now, indent = [], "", _INDENT
+    lines, line, indent = [], "", _INDENT
     room = width - len(2 * _INDENT) - len(_CONTINUATION)
-    for word in (part for whole in split_command(command) for part in _wrap_word(whole, room)):
-        longer = f"{now} {word}" if now else indent + word
-        if now and count_columns(longer) + len(_CONTINUATION) > width:
-            lines.append(now + _CONTINUATION)
+    for word in (part for token in split_command(command) for part in _wrap_word(token, room)):
+        longer = f"{line} {word}" if line else indent + word
+        if line and count_columns(longer) + len(_CONTINUATION) > width:
+            lines.append(line + _CONTINUATION)
             indent = 2 * _INDENT
             longer = indent + word
-        now = longer
-    return [*lines, now]
+        line = longer
+    return [*lines, line]
 
 
 def _wrap_word(word: str, room: int) -> list[str]:
@@ -208,11 +208,11 @@ def _wrap_word(word: str, room: int) -> list[str]:
 
 def split_command(command: str) -> list[str]:
     """Split a command at blanks outside quotes; a break inside quotes would change the text."""
-    words, now, quote, escaped = [], "", "", False
+    words, word, quote, escaped = [], "", "", False
     for character in command:
         if character == " " and not quote and not escaped:
-            words += [now] if now else []
-            now = ""
+            words += [word] if word else []
+            word = ""
             continue
         if escaped:
             escaped = False
@@ -222,21 +222,21 @@ def split_command(command: str) -> list[str]:
             quote = "" if character == quote else quote
         elif character in "'\"":
             quote = character
-        now += character
-    return [*words, now] if now else words
+        word += character
+    return [*words, word] if word else words
 
 
-def limit_lines(lines: list[ChangeLine], most: int, width: int) -> list[ChangeLine]:
-    """Limit the lines to `most`; a command that does not fit becomes a pointer to the text."""
-    if len(lines) <= most:
+def limit_lines(lines: list[ChangeLine], max_lines: int, width: int) -> list[ChangeLine]:
+    """Limit the lines to `max_lines`; a command that does not fit becomes a pointer to the text."""
+    if len(lines) <= max_lines:
         return lines
-    kept = lines[:most]
-    cut = kept[-1].command
-    if cut is not None and lines[most].command == cut:
-        kept = [line for line in kept if line.command != cut]
-        if len(kept) < 2:
-            begun = f"{kept[0].text if kept else ''} {SEE_BELOW}".strip()
-            return [ChangeLine(part) for part in wrap_text(begun, width)[:most]]
-    last = kept[-1]
+    limited = lines[:max_lines]
+    cut = limited[-1].command
+    if cut is not None and lines[max_lines].command == cut:
+        limited = [line for line in limited if line.command != cut]
+        if len(limited) < 2:
+            begun = f"{limited[0].text if limited else ''} {SEE_BELOW}".strip()
+            return [ChangeLine(part) for part in wrap_text(begun, width)[:max_lines]]
+    last = limited[-1]
     cut_short = fit_to_width(f"{last.text} …", width).rstrip()
-    return [*kept[:-1], ChangeLine(cut_short)] if last.command is None else kept
+    return [*limited[:-1], ChangeLine(cut_short)] if last.command is None else limited

@@ -83,7 +83,7 @@ def build_file_names(report: Report) -> dict[str, str]:
         places += [line.place] if line.library is None else [line.place, line.library]
     names: dict[str, str] = {}
     own: list[str] = []
-    for file in dict.fromkeys(place.file for place in places):
+    for file in dict.fromkeys(location.file for location in places):
         match = _LIBRARY_FOLDER.match(file)
         if match is not None:
             names[file] = file[match.end() :]
@@ -97,18 +97,18 @@ def build_file_names(report: Report) -> dict[str, str]:
 def _build_distinct_names(files: Iterable[str]) -> dict[str, str]:
     """Name each path by its last parts, as many as tell it from the other paths."""
     names: dict[str, str] = {}
-    left = [(file, file.split("/")) for file in files]
+    unresolved = [(file, file.split("/")) for file in files]
     for count in range(1, _MAX_PARENTS + 2):
         groups: dict[str, list[tuple[str, list[str]]]] = {}
-        for file, parts in left:
+        for file, parts in unresolved:
             groups.setdefault("/".join(parts[-count:]), []).append((file, parts))
-        left = []
+        unresolved = []
         for name, members in groups.items():
             if len(members) == 1:
                 names[members[0][0]] = name
             else:
-                left += members
-    return {**names, **{file: file for file, _ in left}}
+                unresolved += members
+    return {**names, **{file: file for file, _ in unresolved}}
 
 
 def format_file(file: str, names: FileNames) -> str:
@@ -119,15 +119,15 @@ def format_file(file: str, names: FileNames) -> str:
     return escape_text(name)
 
 
-def format_code_location(place: CodeLocation, names: FileNames) -> str:
+def format_file_line(location: CodeLocation, names: FileNames) -> str:
     """Format file and line: "train.py:42"; without the line where it is not known."""
-    name = format_file(place.file, names)
-    return escape_text(f"{name}:{place.line}") if place.line > 0 else name
+    name = format_file(location.file, names)
+    return escape_text(f"{name}:{location.line}") if location.line > 0 else name
 
 
-def format_function(place: CodeLocation) -> str:
+def format_function(location: CodeLocation) -> str:
     """Format the name of a function."""
-    return escape_text(place.function, _MAX_FUNCTION_CHARACTERS) or "unknown function"
+    return escape_text(location.function, _MAX_FUNCTION_CHARACTERS) or "unknown function"
 
 
 # --- the lines of a finding ---------------------------------------------------------------------
@@ -167,14 +167,14 @@ def describe_work(report: Report) -> str:
     )
     if line is None or line.share_ratio < _MIN_WORK_RATIO:
         return ""
-    place = describe_line(line, build_file_names(report))
-    text = f"{place}: {format_line_share(line)} of step time, at work in the training thread."
+    line_text = describe_line(line, build_file_names(report))
+    text = f"{line_text}: {format_line_share(line)} of step time, at work in the training thread."
     return text if line.library else f"{text} Move it out of the step if it is not training."
 
 
 def describe_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Describe a line, its function, and the line of a library that it called."""
-    text = f"{format_code_location(line.place, names)} in {format_function(line.place)}"
+    text = f"{format_file_line(line.place, names)} in {format_function(line.place)}"
     called = format_called_line(line, names)
     if called and line.library_ratio < _MIN_WHOLE_RATIO:
         called += f" ({100 * line.library_ratio:.0f} % of that)"
@@ -191,7 +191,7 @@ def format_called_line(line: CodeLine | WorkLine, names: FileNames) -> str:
     """Format the line of a library that was called; "" where none was."""
     if line.library is None:
         return ""
-    return f"{format_code_location(line.library, names)} {format_function(line.library)}"
+    return f"{format_file_line(line.library, names)} {format_function(line.library)}"
 
 
 def describe_stage(line: CodeLine) -> str:
@@ -213,18 +213,18 @@ def format_line_share(line: CodeLine | WorkLine) -> str:
 
 
 def list_line_rows(
-    finding: Finding, names: FileNames, most: int | None = None
+    finding: Finding, names: FileNames, max_rows: int | None = None
 ) -> list[tuple[str, ...]]:
-    """List a finding's lines as rows of `LINE_HEADS`, largest first; `most`: None = all."""
+    """List a finding's lines as rows of `LINE_HEADS`, largest first; `max_rows`: None = all."""
     return [
         (
-            format_code_location(line.place, names),
+            format_file_line(line.place, names),
             format_line_share(line),
             format_quantity(line.lost_ns, "ns"),
             _append_stage(format_function(line.place), describe_stage(line)),
             format_called_line(line, names),
         )
-        for line in finding.lines[:most]
+        for line in finding.lines[:max_rows]
     ]
 
 
@@ -234,13 +234,17 @@ def _append_stage(function: str, stage: str) -> str:
 
 def describe_lines_rest(finding: Finding, shown: int) -> str:
     """Describe what rows of a finding's lines leave out, and what they compare; "" = nothing."""
-    left = len(finding.lines) - shown
+    hidden_count = len(finding.lines) - shown
     parts = (
         ["in these lines it spends more time than the other ranks"]
         if finding.lines_compared
         else []
     )
-    parts += [f"{left:,} more {'line' if left == 1 else 'lines'}: see --json"] if left > 0 else []
+    parts += (
+        [f"{hidden_count:,} more {'line' if hidden_count == 1 else 'lines'}: see --json"]
+        if hidden_count > 0
+        else []
+    )
     return "; ".join(parts)
 
 
@@ -255,16 +259,16 @@ def sum_lines(code: CodeProfile | None) -> LineTotals:
     samples: dict[CodeLocation, int] = {}
     unknown_ns = 0
     for stack in code.stacks:
-        place = find_own_place(code, stack)
-        if place is None:
+        location = find_own_place(code, stack)
+        if location is None:
             unknown_ns += stack.lost_ns
             continue
-        by_cause = causes.setdefault(place, {})
+        by_cause = causes.setdefault(location, {})
         by_cause[stack.cause] = by_cause.get(stack.cause, 0) + stack.lost_ns
-        samples[place] = samples.get(place, 0) + stack.samples
+        samples[location] = samples.get(location, 0) + stack.samples
     lines = [
-        LineTime(place, max(sorted(ns), key=ns.__getitem__), sum(ns.values()), samples[place])
-        for place, ns in causes.items()
+        LineTime(location, max(sorted(ns), key=ns.__getitem__), sum(ns.values()), samples[location])
+        for location, ns in causes.items()
     ]
     lines.sort(key=lambda line: (-line.lost_ns, line.place.file, line.place.line))
     return LineTotals(tuple(lines), sum(stack.lost_ns for stack in code.stacks), unknown_ns)
@@ -281,29 +285,29 @@ def find_own_place(code: CodeProfile, stack: StackTime) -> CodeLocation | None:
 
 
 def list_total_rows(
-    totals: LineTotals, names: FileNames, most: int
+    totals: LineTotals, names: FileNames, max_rows: int
 ) -> list[tuple[str, str, str, str, str]]:
     """List lost time by line as rows (line, lost, share, function, main cause)."""
     return [
         (
-            format_code_location(line.place, names),
+            format_file_line(line.place, names),
             format_quantity(line.lost_ns, "ns"),
             format_share(line.lost_ns, totals.total_ns),
             format_function(line.place),
             escape_text(line.cause, 60),
         )
-        for line in totals.lines[:most]
+        for line in totals.lines[:max_rows]
     ]
 
 
 def describe_totals_rest(totals: LineTotals, shown: int) -> str:
     """Describe the lines that the rows leave out, and lost time without a line; "" = nothing."""
-    left = totals.lines[shown:]
+    hidden = totals.lines[shown:]
     parts = []
-    if left:
-        noun = "line" if len(left) == 1 else "lines"
-        lost = format_quantity(sum(line.lost_ns for line in left), "ns")
-        parts.append(f"{len(left):,} more {noun} with {lost}")
+    if hidden:
+        noun = "line" if len(hidden) == 1 else "lines"
+        lost = format_quantity(sum(line.lost_ns for line in hidden), "ns")
+        parts.append(f"{len(hidden):,} more {noun} with {lost}")
     if totals.unknown_ns:
         part = format_share(totals.unknown_ns, totals.total_ns)
         parts.append(f"{format_quantity(totals.unknown_ns, 'ns')} ({part}) without a known stack")

@@ -51,16 +51,16 @@ def summarize_main_culprits(finding: Finding) -> str:
     ) + _describe_awaited_rank(chiefs)
 
 
-def format_culprits(finding: Finding, most: int) -> str:
-    """Name the culprits in at most `most` groups, largest first."""
+def format_culprits(finding: Finding, max_names: int) -> str:
+    """Name the culprits in at most `max_names` groups, largest first."""
     chiefs = select_main_culprits(finding)
-    groups = _group_culprits(chiefs, most)
+    groups = _group_culprits(chiefs, max_names)
     text = ", ".join(_format_group(group) for group in groups) + _describe_awaited_rank(chiefs)
     if finding.culprit_group is not None:
         text = _format_named_group(finding)
-    rest = len(finding.culprits) - len(chiefs)
+    hidden_count = len(finding.culprits) - len(chiefs)
     little = "" if finding.culprit_group is not None else " that caused little"
-    return f"{text} and {rest:,} more{little}" if rest else text
+    return f"{text} and {hidden_count:,} more{little}" if hidden_count else text
 
 
 def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
@@ -69,10 +69,10 @@ def _describe_awaited_rank(chiefs: Sequence[Culprit]) -> str:
         return ""
     order = sorted(chiefs, key=lambda culprit: -(culprit.others_ns or 0))
     first, second = ((culprit.others_ns or 0) for culprit in order[:2])
-    whole = sum(culprit.others_ns or 0 for culprit in chiefs)
-    own = sum(culprit.own_ns or 0 for culprit in chiefs)
-    small = whole < _MAIN_CULPRIT_RATIO * (own + whole)
-    if small or first < _AWAITED_RATIO * whole or first < _AWAITED_FACTOR * second:
+    others_ns = sum(culprit.others_ns or 0 for culprit in chiefs)
+    own_ns = sum(culprit.own_ns or 0 for culprit in chiefs)
+    small = others_ns < _MAIN_CULPRIT_RATIO * (own_ns + others_ns)
+    if small or first < _AWAITED_RATIO * others_ns or first < _AWAITED_FACTOR * second:
         return ""
     rank = f"rank {order[0].rank}" if order[0].rank is not None else format_culprit(order[0])
     return f"; others waited for {rank} most, {format_quantity(first, 'ns')}"
@@ -94,9 +94,9 @@ def describe_late_ranks(report: Report) -> str:
     if len(late) > min(_MAX_LATE_RANKS, len(waits_ns) // 2):
         return ""
     culprits = [Culprit(report.ranks[row].node, report.ranks[row].rank, "") for row in late]
-    who = ", ".join(_format_group(group) for group in _group_culprits(culprits, 2))
+    names = ", ".join(_format_group(group) for group in _group_culprits(culprits, 2))
     summed_ns = format_quantity(sum(waits_ns[row] for row in late), "ns")
-    return f"{who} came last: the other ranks waited {summed_ns} in all"
+    return f"{names} came last: the other ranks waited {summed_ns} in all"
 
 
 def select_main_culprits(finding: Finding) -> list[Culprit]:
@@ -117,8 +117,8 @@ def describe_blame(finding: Finding) -> str:
     first = finding.culprits[0]
     waited = ""
     if first.victims and (first.others_ns or 0) >= _NOTABLE_WAITING_RATIO * first.caused_ns:
-        many = "rank" if first.victims == 1 else "ranks"
-        waited = f", for which {first.victims:,} other {many} waited"
+        noun = "rank" if first.victims == 1 else "ranks"
+        waited = f", for which {first.victims:,} other {noun} waited"
     chiefs = select_main_culprits(finding)
     if len(chiefs) > 1:
         how = finding.persistence
@@ -129,12 +129,12 @@ def describe_blame(finding: Finding) -> str:
     return f"caused by {names}{waited}"
 
 
-def describe_caused_loss(finding: Finding, most: int, in_step_ns: int) -> list[str]:
+def describe_caused_loss(finding: Finding, max_groups: int, in_step_ns: int) -> list[str]:
     """Describe what each of the first few culprits caused; [] if ranks were not compared."""
     if not finding.culprits or finding.culprits[0].others_ns is None:
         return []
     chiefs = select_main_culprits(finding)
-    groups = [chiefs] if finding.culprit_group else _group_culprits(chiefs, most)
+    groups = [chiefs] if finding.culprit_group else _group_culprits(chiefs, max_groups)
     return [_describe_group_loss(group, finding, in_step_ns) for group in groups]
 
 
@@ -148,16 +148,16 @@ def _describe_group_loss(group: Sequence[Culprit], finding: Finding, in_step_ns:
     gain_ns = min(gain_ns, finding.recoverable_ns or 0)
     at_most = "at most " if finding.upper_bound else ""
     victims = group[0].victims if len(group) == 1 else None
-    many = "" if victims is None else f"{victims:,} "
+    count_text = "" if victims is None else f"{victims:,} "
     waited = (
         f"{format_quantity(others_ns, 'ns')} of"
-        f" {many}{'other' if victims == 1 else 'others'} that waited"
+        f" {count_text}{'other' if victims == 1 else 'others'} that waited"
     )
-    own = f"{format_quantity(own_ns, 'ns')} {'its' if len(group) == 1 else 'their'} own"
+    own_text = f"{format_quantity(own_ns, 'ns')} {'its' if len(group) == 1 else 'their'} own"
     if own_ns and others_ns:
-        amounts = f"{format_quantity(own_ns + others_ns, 'ns')}, {own} and {waited}"
+        amounts = f"{format_quantity(own_ns + others_ns, 'ns')}, {own_text} and {waited}"
     else:
-        amounts = own if own_ns else waited
+        amounts = own_text if own_ns else waited
     named = finding.culprit_group is not None
     name = _format_named_group(finding) if named else _format_group(group)
     text = f"{name}: {at_most}{amounts}"
@@ -175,15 +175,15 @@ def describe_peer_comparison(finding: Finding) -> str:
     comparison = finding.peer_comparison
     if comparison is None:
         return ""
-    value, others = (
+    value, peers_text = (
         format_quantity(comparison.value, comparison.unit),
         _format_peer_value(comparison),
     )
-    many = "" if comparison.peer_count == 1 else f"{comparison.peer_count:,} "
+    count_text = "" if comparison.peer_count == 1 else f"{comparison.peer_count:,} "
     noun = (
         comparison.compared_kind if comparison.peer_count == 1 else f"{comparison.compared_kind}s"
     )
-    return escape_text(f"{value} {comparison.note}, the other {many}{noun} {others}")
+    return escape_text(f"{value} {comparison.note}, the other {count_text}{noun} {peers_text}")
 
 
 def _format_peer_value(comparison: PeerComparison) -> str:
@@ -243,8 +243,10 @@ def describe_persistence(finding: Finding) -> str:
             " time bins of the run with waits"
         )
     if persistence.kind == "wandering":
-        many = f"{persistence.culprits:,} ranks were the main culprit"
-        return f"{always}: {many}, in {persistence.waiting_bins:,} time bins of the run with waits"
+        subject = f"{persistence.culprits:,} ranks were the main culprit"
+        return (
+            f"{always}: {subject}, in {persistence.waiting_bins:,} time bins of the run with waits"
+        )
     return escape_text(persistence.kind, 60)
 
 
@@ -268,8 +270,8 @@ def describe_slow_steps(report: Report) -> list[str]:
         f"{format_culprit(Culprit(node, rank, ''))} ({steps:,})"
         for node, rank, steps in slow_steps.late_ranks[:4]
     )
-    more = len(slow_steps.late_ranks) - 4
-    names += f" and {more:,} more" if more > 0 else ""
+    hidden_count = len(slow_steps.late_ranks) - 4
+    names += f" and {hidden_count:,} more" if hidden_count > 0 else ""
     lines.append(
         f"last to arrive in the slowest {slow_steps.slow_step_count:,}"
         f" of {slow_steps.steps:,} steps: {names}"
@@ -277,7 +279,7 @@ def describe_slow_steps(report: Report) -> list[str]:
     return lines
 
 
-def _group_culprits(culprits: Sequence[Culprit], most: int) -> list[list[Culprit]]:
+def _group_culprits(culprits: Sequence[Culprit], max_groups: int) -> list[list[Culprit]]:
     """Group culprits by node and resource, by node, by resource, or all together."""
     keys: tuple[Callable[[Culprit], object], ...] = (
         lambda culprit: (culprit.node, culprit.resource),
@@ -288,7 +290,7 @@ def _group_culprits(culprits: Sequence[Culprit], most: int) -> list[list[Culprit
         groups: dict[object, list[Culprit]] = {}
         for culprit in culprits:
             groups.setdefault(key(culprit), []).append(culprit)
-        if len(groups) <= most:
+        if len(groups) <= max_groups:
             return list(groups.values())
     return [list(culprits)]
 

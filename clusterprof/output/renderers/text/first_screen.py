@@ -168,9 +168,9 @@ def _build_rows(report: Report, price: float | None, currency: str) -> Iterator[
         places = [*([late] if late else []), *([unknown] if unknown else _list_host_places(report))]
         for number, text in enumerate(places):
             yield ScreenRow("" if number else "Where", f"{text}.")
-        place = "that line" if unknown else "the host there" if places else ""
-        what = wording.describe_what_would_tell(report, place)
-        yield ScreenRow("Try next", f"{what}.")
+        location = "that line" if unknown else "the host there" if places else ""
+        hint = wording.describe_what_would_tell(report, location)
+        yield ScreenRow("Try next", f"{hint}.")
         if first is not None:
             yield ScreenRow("", f"Largest known cause: {_describe_cause(first, report)}")
         if places:
@@ -245,9 +245,9 @@ def _describe_loss(report: Report, price: float | None, currency: str) -> str:
     part = wording.format_share(report.lost_ns, report.in_step_ns)
     text = f"The training loop waited for {part} of step time"
     if report.has_time_unit:
-        lost, whole = (format_quantity(ns, "ns") for ns in (report.lost_ns, report.in_step_ns))
+        lost, in_step = (format_quantity(ns, "ns") for ns in (report.lost_ns, report.in_step_ns))
         summed = ", all ranks added up" if len(report.ranks) > 1 else ""
-        text += f": {lost} of {whole}{summed}"
+        text += f": {lost} of {in_step}{summed}"
     text += "."
     unseen = wording.format_share(report.unobserved_ns, report.in_step_ns)
     return f"{text} {unseen} was not observed." if wording.is_unbounded(report) else text
@@ -274,11 +274,11 @@ def _describe_cause(finding: Finding, report: Report) -> str:
 def _describe_group(report: Report, finding: Finding) -> str:
     """Say why a finding comes first although another lost more: its group lost most."""
     findings = wording.select_in_step_findings(report)
-    if all(other.lost_ns <= finding.lost_ns for other in findings):
+    if all(member.lost_ns <= finding.lost_ns for member in findings):
         return ""
-    group = [other for other in findings if other.cause.family == finding.cause.family]
-    share = format_quantity(sum(other.share_ratio for other in group), "ratio")
-    names = ", ".join(escape_text(other.cause.id, 60) for other in group)
+    group = [member for member in findings if member.cause.family == finding.cause.family]
+    share = format_quantity(sum(member.share_ratio for member in group), "ratio")
+    names = ", ".join(escape_text(member.cause.id, 60) for member in group)
     return f" Related causes lost most together, {share}: {names}."
 
 
@@ -287,16 +287,16 @@ def _locate_cause(report: Report, finding: Finding) -> Iterator[ScreenRow]:
     line = code.describe_where(report, finding)
     comparison = culprits.describe_peer_comparison(finding)
     everywhere = "All ranks alike" if len(report.ranks) > 1 else ""
-    who = culprits.summarize_main_culprits(finding) if finding.culprits else everywhere
+    names = culprits.summarize_main_culprits(finding) if finding.culprits else everywhere
     onset = culprits.describe_onset(finding)
     if not onset and len(finding.culprits) < len(report.ranks):
         onset = culprits.summarize_persistence(finding)
-    text = f"{who}: {comparison}" if comparison else who
+    text = f"{names}: {comparison}" if comparison else names
     text = f"{text}; {onset}" if onset else text
     if line and len(report.ranks) == 1 and text == report.ranks[0].node:
         text = ""  # there is no other place
     texts = [item for item in (line, text) if item]
-    yield from (ScreenRow("" if at else "Where", text) for at, text in enumerate(texts))
+    yield from (ScreenRow("" if index else "Where", text) for index, text in enumerate(texts))
 
 
 def _advise(report: Report, finding: Finding) -> Iterator[ScreenRow]:
@@ -324,16 +324,16 @@ def _describe_gain(report: Report, finding: Finding) -> str:
     begin = "At most " if bounded else "About "
     if saved and job_ns:
         part = format_quantity(saved / job_ns, "ratio")
-        whole = "the recorded window" if report.is_window_only else "the time in steps"
+        period = "the recorded window" if report.is_window_only else "the time in steps"
         amount = f"{format_quantity(saved, 'ns')}, " if report.has_time_unit else ""
         more_ratio = saved / job_ns - finding.lost_ns / max(report.in_step_ns, 1)
-        rest = "; other losses end with it" if more_ratio >= _MIN_OTHER_RATIO else ""
-        return f"{begin}{amount}{part} of {whole}{rest}."
+        suffix = "; other losses end with it" if more_ratio >= _MIN_OTHER_RATIO else ""
+        return f"{begin}{amount}{part} of {period}{suffix}."
     if finding.recoverable_ns is None:
         return "Not known."
     part = format_quantity(finding.recoverable_ns / report.in_step_ns, "ratio")
-    whole = "GPU time" if wording.is_device_measured(report) else "step time"
-    return f"{begin}{format_quantity(finding.recoverable_ns, 'ns')}, {part} of {whole}."
+    period = "GPU time" if wording.is_device_measured(report) else "step time"
+    return f"{begin}{format_quantity(finding.recoverable_ns, 'ns')}, {part} of {period}."
 
 
 def _name_confidence(finding: Finding) -> str:
@@ -348,19 +348,23 @@ def _rank_causes(report: Report) -> list[ScreenCause]:
         return []
     findings = wording.select_in_step_findings(report)
     amounts = [(escape_text(item.cause.id, 60), item.lost_ns) for item in findings[:_MAX_CAUSES]]
-    rest = sum(item.lost_ns for item in findings[_MAX_CAUSES:])
-    rest += sum(ns for _, ns in wording.list_small_causes(report))
+    remaining_ns = sum(item.lost_ns for item in findings[_MAX_CAUSES:])
+    remaining_ns += sum(ns for _, ns in wording.list_small_causes(report))
     amounts += [(NOT_KNOWN, report.unattributed_ns)] if report.unattributed_ns else []
     amounts.sort(key=lambda item: -item[1])
-    amounts += [("smaller causes", rest)] if rest >= _MIN_SHOWN_RATIO * report.in_step_ns else []
+    amounts += (
+        [("smaller causes", remaining_ns)]
+        if remaining_ns >= _MIN_SHOWN_RATIO * report.in_step_ns
+        else []
+    )
     return [ScreenCause(name, ns, ns / report.in_step_ns) for name, ns in amounts]
 
 
 def _describe_gaps(report: Report) -> str:
     """Say what was not measured and why, first what failed; how many more reasons there are."""
     gaps = wording.list_coverage_gaps(report, _MAX_GAP_NAMES, failed_first=True)
-    rest = wording.count_coverage_gaps(report) - 1
-    if rest < 0:
+    hidden_count = wording.count_coverage_gaps(report) - 1
+    if hidden_count < 0:
         return "nothing."
-    more = f" {format_quantity(rest, 'count')} more: --full." if rest else ""
-    return f"{gaps[0]}{more}"
+    suffix = f" {format_quantity(hidden_count, 'count')} more: --full." if hidden_count else ""
+    return f"{gaps[0]}{suffix}"

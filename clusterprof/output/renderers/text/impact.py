@@ -92,24 +92,24 @@ def _describe_cause_impact(cause: CauseImpact, job_impact: Impact) -> str:
 
 
 def _describe_rates(job_impact: Impact) -> Iterator[str]:
-    for name, now, fixed in (
+    for name, current, fixed in (
         ("tokens", job_impact.tokens_per_second, job_impact.tokens_per_second_if_fixed),
         ("samples", job_impact.samples_per_second, job_impact.samples_per_second_if_fixed),
     ):
-        if now is not None:
-            then = f", {_format_rate(fixed)} with all fixed" if fixed is not None else ""
+        if current is not None:
+            fixed_text = f", {_format_rate(fixed)} with all fixed" if fixed is not None else ""
             yield (
-                f"{name} per second: {_format_rate(now)}{then} (summed over the ranks that"
-                f" read them)"
+                f"{name} per second: {_format_rate(current)}{fixed_text} (summed over the ranks"
+                f" that read them)"
             )
     cost, cheaper = job_impact.cost_per_million_tokens, job_impact.cost_per_million_tokens_if_fixed
     if cost is not None:
-        then = (
+        fixed_text = (
             f", {format_cost(cheaper, job_impact.currency)} with all fixed"
             if cheaper is not None
             else ""
         )
-        yield f"a million tokens cost {format_cost(cost, job_impact.currency)}{then}"
+        yield f"a million tokens cost {format_cost(cost, job_impact.currency)}{fixed_text}"
 
 
 def _format_rate(value: float) -> str:
@@ -117,12 +117,12 @@ def _format_rate(value: float) -> str:
 
 
 def _describe_efficiency_metrics(job_impact: Impact) -> Iterator[str]:
-    known = [
+    known_metrics = [
         (escape_text(name, 60), value, text)
         for name, value, text in job_impact.efficiency_metrics
         if value is not None
     ]
-    for name, value, text in known:
+    for name, value, text in known_metrics:
         yield f"{name} {value:.3f}: {escape_text(text, 300)}"
 
 
@@ -161,9 +161,9 @@ def _summarize_utilization(utilization: DeviceUtilization) -> str:
     """Summarize the utilization ledger in words."""
     at_work = utilization.busy_ns - utilization.lost_ns
     text = f"Kernels ran for {format_quantity(at_work, 'ns')}"
-    known = utilization.well_used_ns + utilization.under_used_ns
-    if known:
-        part = format_quantity(utilization.under_used_ns / known, "ratio")
+    known_ns = utilization.well_used_ns + utilization.under_used_ns
+    if known_ns:
+        part = format_quantity(utilization.under_used_ns / known_ns, "ratio")
         text += (
             f": {format_quantity(utilization.well_used_ns, 'ns')} well used and"
             f" {format_quantity(utilization.under_used_ns, 'ns')}"
@@ -209,13 +209,13 @@ def _describe_levels(ranks: Sequence[RankUtilization]) -> list[str]:
         ("power between idle and limit", "power_ratio"),
         ("main thread on a CPU", "host_on_cpu_ratio"),
     ):
-        known = [ratio for rank in ranks if (ratio := getattr(rank.levels, name)) is not None]
-        if known:
-            words.append(f"{label} {format_quantity(sum(known) / len(known), 'ratio')}")
+        ratios = [ratio for rank in ranks if (ratio := getattr(rank.levels, name)) is not None]
+        if ratios:
+            words.append(f"{label} {format_quantity(sum(ratios) / len(ratios), 'ratio')}")
     rooms = [rank.levels for rank in ranks if rank.levels.memory_free_ratio is not None]
     if rooms:
-        most = min(rooms, key=lambda levels: levels.memory_free_ratio or 0.0)
-        used, total = most.memory_used_bytes or 0, most.memory_total_bytes or 0
+        least_free = min(rooms, key=lambda levels: levels.memory_free_ratio or 0.0)
+        used, total = least_free.memory_used_bytes or 0, least_free.memory_total_bytes or 0
         words.append(
             f"{format_quantity(used, 'bytes')} of {format_quantity(total, 'bytes')} memory used"
         )
@@ -227,5 +227,5 @@ def _format_rank_names(ranks: Sequence[RankUtilization]) -> str:
     if len(numbers) == len(ranks):
         return f"rank{'' if len(numbers) == 1 else 's'} {format_number_list(numbers)}"
     names = [f"pid {rank.pid} on {escape_text(rank.node, 60)}" for rank in ranks[:_MAX_RANK_NAMES]]
-    more = len(ranks) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    hidden_count = len(ranks) - len(names)
+    return ", ".join(names) + (f" and {hidden_count} more" if hidden_count > 0 else "")

@@ -38,8 +38,8 @@ def describe_life(report: Report) -> list[str]:
         return [f"The life of the job is not known: {escape_text(life.why_missing, 300)}."]
     counts = _count_nouns(life.devices, "device"), _count_nouns(len(life.attempts), "attempt")
     wall = format_quantity(life.wall_ns, "ns")
-    whole = format_quantity(life.total_ns, "ns")
-    sentences = [f"{wall} on {counts[0]} in {counts[1]}: {whole} of device time."]
+    total = format_quantity(life.total_ns, "ns")
+    sentences = [f"{wall} on {counts[0]} in {counts[1]}: {total} of device time."]
     return [*sentences, *(_describe_unknown(part) for part in life.parts if part.why_missing)]
 
 
@@ -96,7 +96,7 @@ def _draw_bar(before_ns: int, ns: int, total_ns: int) -> str:
 
 def _build_attempt_table(attempts: Sequence[Attempt]) -> TextTable:
     shown = list(enumerate(attempts, 1))[-MAX_ATTEMPTS:]
-    left = len(attempts) - len(shown)
+    hidden_count = len(attempts) - len(shown)
     rows = tuple(
         (
             str(number),
@@ -109,5 +109,5 @@ def _build_attempt_table(attempts: Sequence[Attempt]) -> TextTable:
         )
         for number, attempt in shown
     )
-    rest = f"{left:,} earlier attempts are not listed" if left else ""
-    return TextTable("ATTEMPTS", _ATTEMPT_HEADS, rows, 1, rest)
+    remainder = f"{hidden_count:,} earlier attempts are not listed" if hidden_count else ""
+    return TextTable("ATTEMPTS", _ATTEMPT_HEADS, rows, 1, remainder)

@@ -130,8 +130,8 @@ def _take_columns(text: str, width: int) -> str:
         return text[:width]
     from rich.cells import set_cell_size
 
-    taken = set_cell_size(text, width)  # half of a wide character becomes a blank
-    return taken if text.startswith(taken) else taken[:-1]
+    head = set_cell_size(text, width)  # half of a wide character becomes a blank
+    return head if text.startswith(head) else head[:-1]
 
 
 def _escape_character(character: str) -> str:

@@ -65,9 +65,9 @@ def build_summary(report: Report, price_per_hour: float | None, currency: str) -
         lines.append(SummaryRow("Known cause", _describe_cause(first)))
     else:
         lines.append(SummaryRow("Main cause", _describe_cause(first)))
-    who = _describe_culprits(first, len(report.ranks))
-    if who:
-        lines.append(SummaryRow("Ranks", who))
+    culprit_text = _describe_culprits(first, len(report.ranks))
+    if culprit_text:
+        lines.append(SummaryRow("Ranks", culprit_text))
     where = code.describe_where(report, first)
     if where:
         lines.append(SummaryRow("Where", where))
@@ -105,14 +105,14 @@ def _describe_culprits(first: Finding, ranks: int) -> str:
     comparison = culprits.describe_peer_comparison(first)
     parts = [culprits.summarize_main_culprits(first) + (f": {comparison}" if comparison else "")]
     if len(culprits.select_main_culprits(first)) == 1 and chief.victims and chief.others_ns:
-        many = "rank" if chief.victims == 1 else "ranks"
-        who = f"{chief.victims:,} other {many}"
+        noun = "rank" if chief.victims == 1 else "ranks"
+        subject = f"{chief.victims:,} other {noun}"
         if first.peer_comparison is not None and (
             first.peer_comparison.compared_kind,
             first.peer_comparison.peer_count,
         ) == ("rank", chief.victims):  # the comparison just named these ranks
-            who = "which" if chief.victims == 1 else "these"
-        parts.append(f"{who} lost {format_quantity(chief.others_ns, 'ns')} waiting for it")
+            subject = "which" if chief.victims == 1 else "these"
+        parts.append(f"{subject} lost {format_quantity(chief.others_ns, 'ns')} waiting for it")
     # An onset implies that the culprits are the same from then on.
     parts.append(culprits.describe_onset(first) or culprits.summarize_persistence(first))
     return "; ".join(part for part in parts if part)
@@ -161,15 +161,19 @@ def describe_fix_savings(report: Report, first: Finding) -> str:
         text = f"{text}; the job ends {format_quantity(saved, 'ns')} sooner ({part})"
     else:
         text = f"{text}, {format_quantity(first.recoverable_ns / report.in_step_ns, 'ratio')}"
-    more = wording.explain_extra_savings(first)
-    return f"{text}. That is {more}." if more else f"{text}."
+    extra_savings = wording.explain_extra_savings(first)
+    return f"{text}. That is {extra_savings}." if extra_savings else f"{text}."
 
 
-def select_answers(report: Report, most: int) -> list[str]:
+def select_answers(report: Report, max_answers: int) -> list[str]:
     """Return the first answers of imported files, and how many more there are."""
-    answers = [escape_text(f"{text}.", 400) for text in report.answers[:most]]
-    rest = len(report.answers) - len(answers)
-    return [*answers, f"{format_count(rest, 'more answer')}: --full."] if rest else answers
+    answers = [escape_text(f"{text}.", 400) for text in report.answers[:max_answers]]
+    hidden_count = len(report.answers) - len(answers)
+    return (
+        [*answers, f"{format_count(hidden_count, 'more answer')}: --full."]
+        if hidden_count
+        else answers
+    )
 
 
 def describe_scope(report: Report) -> str:
@@ -254,11 +258,11 @@ def describe_recordings(report: Report, alone: int, recorded: str = "") -> list[
     """
     if len(report.nodes) <= alone:
         return [_describe_recording([node], recorded) for node in report.nodes]
-    whole = [node for node in report.nodes if not node.damaged_bytes and not node.dropped_spans]
+    undamaged = [node for node in report.nodes if not node.damaged_bytes and not node.dropped_spans]
     torn = [node for node in report.nodes if node.damaged_bytes or node.dropped_spans]
     return [
         _describe_recording(group, recorded)
-        for group in ([whole] if whole else []) + [[node] for node in torn]
+        for group in ([undamaged] if undamaged else []) + [[node] for node in torn]
     ]
 
 
@@ -282,6 +286,8 @@ def _describe_recording(nodes: Sequence[NodeFacts], recorded: str) -> str:
     )
 
 
-def _find_extremes(nodes: Sequence[NodeFacts], by: Callable[[NodeFacts], float]) -> list[NodeFacts]:
+def _find_extremes(
+    nodes: Sequence[NodeFacts], get_value: Callable[[NodeFacts], float]
+) -> list[NodeFacts]:
     """Return the nodes with the smallest and the largest value."""
-    return [min(nodes, key=by), max(nodes, key=by)] if nodes else []
+    return [min(nodes, key=get_value), max(nodes, key=get_value)] if nodes else []

@@ -118,9 +118,9 @@ def _build_ranked_table(
         )
         lines.append((-size, len(lines), row))
     lines.sort(key=lambda line: line[:2])
-    what = "caused" if compared else "lost"
+    verb = "caused" if compared else "lost"
     return _limit_rows(
-        title, heads, [row for _, _, row in lines], top, f"{names[0]}s that {what} less"
+        title, heads, [row for _, _, row in lines], top, f"{names[0]}s that {verb} less"
     )
 
 
@@ -147,8 +147,8 @@ def _build_cause_table(report: Report, top: int) -> TextTable:
             rows.append((*amounts, _NO_VALUE, _NO_VALUE, about))
             continue
         gain = wording.format_recoverable_time(finding, "unknown")
-        who = culprits.format_culprits(finding, 2) or _NO_VALUE
-        rows.append((*amounts, wording.format_confidence(finding), gain, who))
+        names = culprits.format_culprits(finding, 2) or _NO_VALUE
+        rows.append((*amounts, wording.format_confidence(finding), gain, names))
     return _limit_rows("BY CAUSE", heads, rows, top, "causes that cost less")
 
 
@@ -160,8 +160,10 @@ def _build_line_table(report: Report, top: int) -> TextTable:
         return TextTable("BY LINE", heads, (), 2, why)
     totals = code.sum_lines(report.code)
     rows = code.list_total_rows(totals, code.build_file_names(report), top)
-    rest = code.describe_totals_rest(totals, len(rows))
-    return TextTable("BY LINE, of the lost time", heads, tuple(rows), 2, rest, has_long_names=True)
+    remainder = code.describe_totals_rest(totals, len(rows))
+    return TextTable(
+        "BY LINE, of the lost time", heads, tuple(rows), 2, remainder, has_long_names=True
+    )
 
 
 def _build_step_table(report: Report, top: int) -> TextTable:
@@ -194,15 +196,15 @@ def _explain_slow_step(report: Report, step: SlowStep) -> str:
     cause = step.lost[0][0]
     if cause != WAITING_FOR_RANKS:
         return trend.get_cause_label(cause)
-    who = "" if step.rank is None else wording.format_rank_name(report.ranks[step.rank])
+    rank_name = "" if step.rank is None else wording.format_rank_name(report.ranks[step.rank])
     late = _find_late_cause(report, step)
-    if not who:
+    if not rank_name:
         return (
             f"{trend.get_cause_label(cause)}, mainly late for {late}"
             if late
             else trend.get_cause_label(cause)
         )
-    return f"{late}: waiting for {who}" if late else f"waiting for {who}"
+    return f"{late}: waiting for {rank_name}" if late else f"waiting for {rank_name}"
 
 
 def _find_late_cause(report: Report, step: SlowStep) -> str:
@@ -217,9 +219,11 @@ def _find_late_cause(report: Report, step: SlowStep) -> str:
             waits[wait.cause] = waits.get(wait.cause, 0) + wait.duration_ns
     if waits:
         return _find_main_cause(waits)
-    own = {cause: ns for cause, ns in step.lost if cause not in (WAITING_FOR_RANKS, UNATTRIBUTED)}
-    if sum(own.values()) >= _MIN_OWN_LOSS_RATIO * sum(ns for _, ns in step.lost):
-        return _find_main_cause(own)
+    own_lost = {
+        cause: ns for cause, ns in step.lost if cause not in (WAITING_FOR_RANKS, UNATTRIBUTED)
+    }
+    if sum(own_lost.values()) >= _MIN_OWN_LOSS_RATIO * sum(ns for _, ns in step.lost):
+        return _find_main_cause(own_lost)
     caused = () if step.rank is None else report.ranks[step.rank].caused
     return _find_main_cause(dict(caused)) if any(ns for _, ns in caused) else ""
 
@@ -250,8 +254,8 @@ def _build_time_table(report: Report, top: int) -> TextTable:
     return TextTable("BY TIME", heads, tuple(rows), 1)
 
 
-def _format_rank(report: Report, at: int) -> str:
-    rank = report.ranks[at]
+def _format_rank(report: Report, index: int) -> str:
+    rank = report.ranks[index]
     return f"{wording.format_rank_name(rank)} on {escape_text(rank.node, 60)}"
 
 
@@ -270,11 +274,13 @@ def _sum_by_cause(lines: Iterable[Iterable[tuple[str, int]]]) -> dict[str, int]:
 
 
 def _limit_rows(
-    title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], top: int, less: str
+    title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], top: int, noun: str
 ) -> TextTable:
-    left = len(rows) - top
-    rest = f"and {left:,} {less}: --top {len(rows)} shows all" if left > 0 else ""
-    return TextTable(title, heads, tuple(rows[:top]), 1, rest)
+    hidden_count = len(rows) - top
+    remainder = (
+        f"and {hidden_count:,} {noun}: --top {len(rows)} shows all" if hidden_count > 0 else ""
+    )
+    return TextTable(title, heads, tuple(rows[:top]), 1, remainder)
 
 
 _TABLE_BUILDERS: Mapping[str, Callable[[Report, int], TextTable]] = {
@@ -332,15 +338,15 @@ def build_cause_matrix(report: Report, most_rows: int, most_causes: int) -> Caus
         for rank, f, c in zip(ranks, victim, caused)
     ]
     if len(lines) <= most_rows + _EXTRA_ROWS:
-        order = sorted(range(len(lines)), key=lambda at: (-lines[at].culprit_ns[-1], at))
-        return CauseMatrix(causes, tuple(lines[at] for at in order), "")
+        order = sorted(range(len(lines)), key=lambda index: (-lines[index].culprit_ns[-1], index))
+        return CauseMatrix(causes, tuple(lines[index] for index in order), "")
     groups, hidden = _select_outliers(lines, most_rows)
     shown = [_merge_rows(lines, group, ranks) for group in groups]
     if not hidden:
         return CauseMatrix(causes, tuple(shown), "")
-    rest = _merge_rows(lines, hidden, ranks)
+    merged = _merge_rows(lines, hidden, ranks)
     return CauseMatrix(
-        causes, (*shown, rest), _describe_remaining_ranks([lines[at] for at in hidden])
+        causes, (*shown, merged), _describe_remaining_ranks([lines[index] for index in hidden])
     )
 
 
@@ -350,7 +356,7 @@ def format_cell(ns: int) -> str:
 
 
 def _select_causes(
-    victim: Sequence[dict[str, int]], caused: Sequence[dict[str, int]], most: int
+    victim: Sequence[dict[str, int]], caused: Sequence[dict[str, int]], max_causes: int
 ) -> tuple[str, ...]:
     """Select the causes in which victims and culprits differ most; among equals the largest."""
     moved: dict[str, int] = {}
@@ -360,35 +366,37 @@ def _select_causes(
             moved[cause] = moved.get(cause, 0) + abs(f.get(cause, 0) - c.get(cause, 0))
             size[cause] = size.get(cause, 0) + f.get(cause, 0)
     order = sorted(moved, key=lambda cause: (-moved[cause], -size[cause], cause))
-    return tuple([cause for cause in order if moved[cause] or size[cause]][:most])
+    return tuple([cause for cause in order if moved[cause] or size[cause]][:max_causes])
 
 
-def _select_outliers(lines: Sequence[MatrixRow], most: int) -> tuple[list[list[int]], list[int]]:
+def _select_outliers(
+    lines: Sequence[MatrixRow], max_ranks: int
+) -> tuple[list[list[int]], list[int]]:
     """Select ranks far from the median, grouped by node and similarity, and the rest.
 
     The groups are sorted by culprit time, largest first.
     """
     victim, caused = (
-        sorted(all_) for all_ in zip(*((x.victim_ns[-1], x.culprit_ns[-1]) for x in lines))
+        sorted(values) for values in zip(*((x.victim_ns[-1], x.culprit_ns[-1]) for x in lines))
     )
     victim_ns, caused_ns = victim[len(lines) // 2], caused[len(lines) // 2]
     least = _SIMILAR_RATIO * max(victim_ns, caused_ns)
 
-    def apart(at: int) -> int:
-        line = lines[at]
+    def apart(index: int) -> int:
+        line = lines[index]
         return max(abs(line.victim_ns[-1] - victim_ns), abs(line.culprit_ns[-1] - caused_ns))
 
     groups: list[list[int]] = []
-    for at in sorted(range(len(lines)), key=lambda at: (-apart(at), at)):
-        if apart(at) <= least and groups:
+    for index in sorted(range(len(lines)), key=lambda index: (-apart(index), index)):
+        if apart(index) <= least and groups:
             break
-        similar = next((g for g in groups if _is_similar(lines[g[0]], lines[at], least)), None)
+        similar = next((g for g in groups if _is_similar(lines[g[0]], lines[index], least)), None)
         if similar is not None:
-            similar.append(at)
-        elif len(groups) < most:
-            groups.append([at])
+            similar.append(index)
+        elif len(groups) < max_ranks:
+            groups.append([index])
     groups.sort(key=lambda g: (-lines[g[0]].culprit_ns[-1], -lines[g[0]].victim_ns[-1], g[0]))
-    shown = {at for group in groups for at in group}
+    shown = {index for group in groups for index in group}
     return [sorted(group) for group in groups], sorted(set(range(len(lines))) - shown)
 
 
@@ -402,7 +410,7 @@ def _merge_rows(
     lines: Sequence[MatrixRow], group: Sequence[int], ranks: Sequence[RankLedger]
 ) -> MatrixRow:
     """Merge the rows of several ranks into one: the mean of each cell."""
-    rows = [lines[at] for at in group]
+    rows = [lines[index] for index in group]
     if len(rows) == 1:
         return rows[0]
     victim, caused = (
@@ -410,7 +418,11 @@ def _merge_rows(
         _compute_mean_columns([row.culprit_ns for row in rows]),
     )
     return MatrixRow(
-        _format_rank_numbers([ranks[at] for at in group]), rows[0].node, victim, caused, len(rows)
+        _format_rank_numbers([ranks[index] for index in group]),
+        rows[0].node,
+        victim,
+        caused,
+        len(rows),
     )
 
 

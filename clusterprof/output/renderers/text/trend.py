@@ -60,18 +60,18 @@ class TimeBin:
         return self.lost_ns / self.in_step_ns if self.in_step_ns else None
 
 
-def split_run(report: Report, most: int, without: Collection[int] = ()) -> list[TimeBin]:
-    """Split the run into at most `most` equal time bins; [] without a history.
+def split_run(report: Report, max_bins: int, without: Collection[int] = ()) -> list[TimeBin]:
+    """Split the run into at most `max_bins` equal time bins; [] without a history.
 
     without: places of ranks that are not counted.
     """
     history = report.history
-    if history is None or not history.bin_count or most < 1:
+    if history is None or not history.bin_count or max_bins < 1:
         return []
-    each = -(-history.bin_count // most)
+    bins_per_part = -(-history.bin_count // max_bins)
     out = []
-    for low in range(0, history.bin_count, each):
-        high = min(low + each, history.bin_count)
+    for low in range(0, history.bin_count, bins_per_part):
+        high = min(low + bins_per_part, history.bin_count)
         sums: dict[str, int] = {}
         ranks = [rank for rank in history.ranks if rank.rank not in without]
         for rank in ranks:
@@ -79,7 +79,7 @@ def split_run(report: Report, most: int, without: Collection[int] = ()) -> list[
                 if lost_ns := sum(ns[low:high]):
                     sums[cause] = sums.get(cause, 0) + lost_ns
         in_step = sum(sum(rank.in_step_ns[low:high]) for rank in ranks)
-        begin, end = (history.begin_ns + at * history.bin_ns for at in (low, high))
+        begin, end = (history.begin_ns + bin_index * history.bin_ns for bin_index in (low, high))
         causes = tuple(sorted(sums.items(), key=lambda line: (-line[1], line[0])))
         out.append(TimeBin(begin, end, in_step, sum(sums.values()), causes))
     return out
@@ -110,20 +110,20 @@ def find_worst_bin(bins: Sequence[TimeBin]) -> TimeBin | None:
     count.
     """
     in_step = sum(time_bin.in_step_ns for time_bin in bins)
-    whole = sum(time_bin.lost_ns for time_bin in bins) / in_step if in_step else 0.0
+    mean_ratio = sum(time_bin.lost_ns for time_bin in bins) / in_step if in_step else 0.0
     usual = max((time_bin.in_step_ns for time_bin in bins), default=0) / 2
-    known = [time_bin for time_bin in bins if time_bin.in_step_ns > usual]
-    most = max(known, key=lambda time_bin: time_bin.lost_ratio or 0.0, default=None)
-    if most is None or (most.lost_ratio or 0.0) < max(
-        _WORST_BIN_FACTOR * whole, whole + _WORST_BIN_MARGIN
+    full_bins = [time_bin for time_bin in bins if time_bin.in_step_ns > usual]
+    worst = max(full_bins, key=lambda time_bin: time_bin.lost_ratio or 0.0, default=None)
+    if worst is None or (worst.lost_ratio or 0.0) < max(
+        _WORST_BIN_FACTOR * mean_ratio, mean_ratio + _WORST_BIN_MARGIN
     ):
         return None
-    return most
+    return worst
 
 
-def describe_bins(report: Report, most: int = 12) -> list[str]:
+def describe_bins(report: Report, max_bins: int = 12) -> list[str]:
     """Describe in words how the loss changed over the run; [] without a history."""
-    bins = split_run(report, most)
+    bins = split_run(report, max_bins)
     if not bins:
         why = report.history.why_missing if report.history is not None else ""
         return [f"not known: {escape_text(why, 300)}"] if why else []
@@ -203,12 +203,12 @@ def detect_trend(report: Report) -> Trend | None:
     """Detect the trend of the loss; None without a history or if the run is too short."""
     bins = split_run(report, MAX_BINS, _list_ended_ranks(report))
     fullest = max((time_bin.in_step_ns for time_bin in bins), default=0)
-    known = [
+    known_bins = [
         time_bin for time_bin in bins if time_bin.in_step_ns and 4 * time_bin.in_step_ns >= fullest
     ]
-    if len(known) < MIN_BINS:
+    if len(known_bins) < MIN_BINS:
         return None
-    return replace(_fit_trend(known), ended=describe_ended_ranks(report))
+    return replace(_fit_trend(known_bins), ended=describe_ended_ranks(report))
 
 
 def describe_ended_ranks(report: Report) -> str:
@@ -218,38 +218,38 @@ def describe_ended_ranks(report: Report) -> str:
         return ""
     last_ns = history.begin_ns + history.bin_count * history.bin_ns
     first_ns = min(ns for _, ns in history.ended)
-    named = [report.ranks[at].rank for at, _ in history.ended]
-    many = len(named)
+    named = [report.ranks[index].rank for index, _ in history.ended]
+    count = len(named)
     if all(rank is not None for rank in named):
-        who = (
-            f"rank{'' if many == 1 else 's'}"
+        names = (
+            f"rank{'' if count == 1 else 's'}"
             f" {format_number_list([r for r in named if r is not None])}"
         )
     else:
-        who = "1 rank" if many == 1 else f"{many:,} ranks"
+        names = "1 rank" if count == 1 else f"{count:,} ranks"
     when = format_time_in_run(first_ns, last_ns)
-    return f"{who} ended at {when}" if many == 1 else f"{who} ended, the first at {when}"
+    return f"{names} ended at {when}" if count == 1 else f"{names} ended, the first at {when}"
 
 
 def _fit_trend(bins: Sequence[TimeBin]) -> Trend:
     ratios = [time_bin.lost_ns / time_bin.in_step_ns for time_bin in bins]
     last_ns = bins[-1].end_ns
-    whole = _compute_lost_ratio(bins)
+    mean_ratio = _compute_lost_ratio(bins)
     ordered = sorted(ratios)
     outer = int(_OUTLIER_RATIO * len(bins))
     spread = ordered[len(bins) - 1 - outer] - ordered[outer]
     start, end = bins[0].start_ns, last_ns
-    if spread < max(MIN_SPREAD_RATIO, min(STEADY_RATIO, whole / 2)):
-        return Trend("steady", start, end, whole, whole, last_ns)
+    if spread < max(MIN_SPREAD_RATIO, min(STEADY_RATIO, mean_ratio / 2)):
+        return Trend("steady", start, end, mean_ratio, mean_ratio, last_ns)
     mean = sum(ratios) / len(ratios)
     total = sum((ratio - mean) ** 2 for ratio in ratios)
     slope, line = _fit_line(ratios, mean, total)
     (low, high), box = _find_level_segment(ratios, mean, total, False)
     (left, right), step = _find_level_segment(ratios, mean, total, True)
-    best = max(line, step)
-    if box >= best + _SIMPLICITY_MARGIN and box >= MIN_EXPLAINED_RATIO:
+    fit = max(line, step)
+    if box >= fit + _SIMPLICITY_MARGIN and box >= MIN_EXPLAINED_RATIO:
         return _build_two_level_trend(bins, low, high, "between", "apart")
-    if best < MIN_EXPLAINED_RATIO:
+    if fit < MIN_EXPLAINED_RATIO:
         middle = ordered[(len(ordered) - 1) // 2]
         return Trend("bursts", start, end, ordered[-1], middle, last_ns)
     if line >= step:
@@ -269,7 +269,7 @@ def _fit_trend(bins: Sequence[TimeBin]) -> Trend:
 
 
 def _build_two_level_trend(
-    bins: Sequence[TimeBin], low: int, high: int, more: Kind, less: Kind
+    bins: Sequence[TimeBin], low: int, high: int, kind_above: Kind, kind_below: Kind
 ) -> Trend:
     """Build a trend from a segment that lost more or less than the time around it."""
     inside, outside = (
@@ -278,10 +278,10 @@ def _build_two_level_trend(
     )
     start, end, last_ns = bins[low].start_ns, bins[high - 1].end_ns, bins[-1].end_ns
     if inside >= outside:
-        return Trend(more, start, end, inside, outside, last_ns)
-    if less == "until":
-        return Trend(less, bins[0].start_ns, start, outside, inside, last_ns)
-    return Trend(less, start, end, inside, outside, last_ns)
+        return Trend(kind_above, start, end, inside, outside, last_ns)
+    if kind_below == "until":
+        return Trend(kind_below, bins[0].start_ns, start, outside, inside, last_ns)
+    return Trend(kind_below, start, end, inside, outside, last_ns)
 
 
 def _compute_lost_ratio(bins: Sequence[TimeBin]) -> float:
@@ -292,8 +292,8 @@ def _compute_lost_ratio(bins: Sequence[TimeBin]) -> float:
 def _fit_line(ratios: Sequence[float], mean: float, total: float) -> tuple[float, float]:
     """Fit a straight line; return its slope and the share of the variance it explains."""
     middle = (len(ratios) - 1) / 2
-    width = sum((at - middle) ** 2 for at in range(len(ratios)))
-    slope = sum((at - middle) * (ratio - mean) for at, ratio in enumerate(ratios)) / width
+    width = sum((index - middle) ** 2 for index in range(len(ratios)))
+    slope = sum((index - middle) * (ratio - mean) for index, ratio in enumerate(ratios)) / width
     return slope, slope * slope * width / total
 
 
@@ -308,7 +308,7 @@ def _find_level_segment(
     for ratio in ratios:
         sums.append(sums[-1] + ratio - mean)
     n = len(ratios)
-    best, segment = -1.0, (0, n)
+    best_explained, segment = -1.0, (0, n)
     for low in range(n):
         for high in range(low + 1, n + 1):
             ends = (low == 0) + (high == n)
@@ -316,9 +316,9 @@ def _find_level_segment(
                 continue
             inside, size = sums[high] - sums[low], high - low
             explained = inside**2 / size + inside**2 / (n - size)
-            if explained > best:
-                best, segment = explained, (low, high)
-    return segment, best / total
+            if explained > best_explained:
+                best_explained, segment = explained, (low, high)
+    return segment, best_explained / total
 
 
 def describe_trend(course: Trend) -> str:
@@ -328,17 +328,17 @@ def describe_trend(course: Trend) -> str:
 
 
 def _describe_loss_trend(course: Trend) -> str:
-    level, other = (
+    level, other_level = (
         format_quantity(course.level_ratio, "ratio"),
         format_quantity(course.rest_ratio, "ratio"),
     )
     if course.kind == "steady":
         return "steady"
     if course.kind in ("rising", "falling"):
-        return f"{course.kind}: {other} lost at the beginning, {level} at the end"
+        return f"{course.kind}: {other_level} lost at the beginning, {level} at the end"
     if course.kind == "bursts":
-        return f"in bursts: up to {level} lost, {other} in the median"
-    return f"{_summarize_loss_trend(course)}: {level} lost, otherwise {other}"
+        return f"in bursts: up to {level} lost, {other_level} in the median"
+    return f"{_summarize_loss_trend(course)}: {level} lost, otherwise {other_level}"
 
 
 def summarize_trend(course: Trend) -> str:
@@ -380,4 +380,4 @@ def _describe_worst_bin(worst: TimeBin, last_ns: int) -> list[str]:
 
 def _list_ended_ranks(report: Report) -> set[int]:
     """List the places of the ranks that ended while others continued."""
-    return {at for at, _ in report.history.ended} if report.history is not None else set()
+    return {index for index, _ in report.history.ended} if report.history is not None else set()

@@ -76,8 +76,8 @@ def format_gpu_time(ns: int, preferred_unit: str = "") -> str:
         if seconds >= from_seconds or (
             preferred_unit == f"GPU-{unit}" and value >= _MIN_IN_PREFERRED_UNIT
         ):
-            few = unit == "seconds" or preferred_unit
-            digits = 0 if value >= 100 else 1 if value >= 10 or not few else 2
+            in_seconds = unit == "seconds" or preferred_unit
+            digits = 0 if value >= 100 else 1 if value >= 10 or not in_seconds else 2
             return f"{value:,.{digits}f} GPU-{unit}"
     return f"{ns:,} GPU-nanoseconds"
 
@@ -161,14 +161,14 @@ def describe_verdict(report: Report) -> str:
     if not _can_lead_with_cause(report):
         return describe_total_loss(report)
     first = select_in_step_findings(report)[0]
-    part, whole = _format_part_and_whole(first.lost_ns, report.in_step_ns, report)
-    whole = name_time_unit(whole, report)
+    part, total = _format_part_and_whole(first.lost_ns, report.in_step_ns, report)
+    total = name_time_unit(total, report)
     at_most = "at most " if first.upper_bound else ""
     ratio = format_share(first.lost_ns, report.in_step_ns)
     name = escape_text(first.cause.id, 60)
-    much = f"{at_most}{part} of {whole} ({ratio})" if report.has_time_unit else f"{at_most}{ratio}"
+    cost = f"{at_most}{part} of {total} ({ratio})" if report.has_time_unit else f"{at_most}{ratio}"
     return (
-        f"{format_title(first)} ({name}). This cost the most: {much},"
+        f"{format_title(first)} ({name}). This cost the most: {cost},"
         f" {culprits.describe_blame(first)}."
     )
 
@@ -200,8 +200,8 @@ def describe_no_loss(report: Report) -> str:
             part = format_share(report.lost_ns, report.in_step_ns)
             return f"{_KEPT_BUSY}; {part} was lost, mostly without a known cause."
         return NO_SIGNIFICANT_LOSS
-    seen = report.lost_ns or not is_unbounded(report)
-    return _HOST_ONLY if seen else _NOTHING_MEASURED
+    has_seen = report.lost_ns or not is_unbounded(report)
+    return _HOST_ONLY if has_seen else _NOTHING_MEASURED
 
 
 def describe_too_little_seen(report: Report) -> str:
@@ -238,7 +238,7 @@ _NO_SIGNAL = "no-signal"
 _RECORD_HOST = "To learn the cause: record the job with clusterprof, which samples its host, too"
 
 
-def describe_what_would_tell(report: Report, place: str = "") -> str:
+def describe_what_would_tell(report: Report, location: str = "") -> str:
     """Describe what would make an unknown cause known; place: where most of the time went."""
     is_imported = all(node.recorder_cpu_ratio is None for node in report.nodes)
     if is_imported and any(code == _NO_SIGNAL for code, _ in report.unattributed_reasons[:1]):
@@ -249,10 +249,10 @@ def describe_what_would_tell(report: Report, place: str = "") -> str:
     finding = next((f for f in select_in_step_findings(report) if f.advice), None)
     if remedies:
         count = len(set(remedies)) - 1
-        more = f"; {count:,} more under Not seen" if count else ""
-        return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{more}"
-    if place:
-        return f"To learn the cause: see what {place} does or waits for"
+        suffix = f"; {count:,} more under Not seen" if count else ""
+        return f"To learn the cause: {escape_text(remedies[0], 300).rstrip('.')}{suffix}"
+    if location:
+        return f"To learn the cause: see what {location} does or waits for"
     if finding is not None and finding.advice[0].diagnose and finding.advice[0].id != _BY_HAND:
         return f"To learn the cause: {_lower_first(escape_text(finding.advice[0].what, 300))}"
     if is_imported:
@@ -269,8 +269,8 @@ def has_significant_loss(report: Report) -> bool:
 
     Without a main cause, whether more than three hundredths were.
     """
-    known = report.main_cause is not None
-    ratio = _NEGLIGIBLE_LOSS_RATIO if known else _SMALL_LOSS_RATIO
+    has_cause = report.main_cause is not None
+    ratio = _NEGLIGIBLE_LOSS_RATIO if has_cause else _SMALL_LOSS_RATIO
     return report.lost_ns > ratio * report.in_step_ns
 
 
@@ -292,20 +292,20 @@ def describe_total_loss(
             f"{'Not' if starts_sentence else 'not'} measured: neither an accelerator nor a host"
             " wait."
         )
-    part, whole = _format_part_and_whole(report.lost_ns, report.in_step_ns, None)
-    whole = name_time_unit(whole, report)
+    part, total = _format_part_and_whole(report.lost_ns, report.in_step_ns, None)
+    total = name_time_unit(total, report)
     ratio = format_share(report.lost_ns, report.in_step_ns)
     at_most = "at most " if is_upper_bound(report) else ""
     at_most = "at least " if is_lower_bound(report) else at_most
     at_most = at_most.capitalize() if starts_sentence else at_most
-    amount = f": {part} of {whole}" if report.has_time_unit else ""
+    amount = f": {part} of {total}" if report.has_time_unit else ""
     unobserved = format_share(report.unobserved_ns, report.in_step_ns)
-    rest = f"; {unobserved} was not observed" if is_unbounded(report) else ""
+    suffix = f"; {unobserved} was not observed" if is_unbounded(report) else ""
     whole_time = "step time"
     if is_device_measured(report):
         has_steps = any(rank.steps for rank in report.ranks)
         whole_time = _get_gpu_time_noun(report) + (" inside steps" if has_steps else "")
-    return f"{at_most}{ratio} of {whole_time}{was_lost}{amount}{rest}."
+    return f"{at_most}{ratio} of {whole_time}{was_lost}{amount}{suffix}."
 
 
 def _get_gpu_time_noun(report: Report) -> str:
@@ -321,16 +321,16 @@ def name_time_unit(text: str, report: Report) -> str:
 
 def _format_part_and_whole(part_ns: int, whole_ns: int, several: Report | None) -> tuple[str, str]:
     """Format two amounts of device time; the unit appears once if both share it."""
-    whole = format_gpu_time(whole_ns)
+    total = format_gpu_time(whole_ns)
     if not part_ns:
-        return "0", whole
-    part = format_gpu_time(part_ns, whole.split()[1] if several else "")
-    if part.split()[1] != whole.split()[1]:
-        part = format_gpu_time(part_ns, whole.split()[1])
-    if part.split()[1] == whole.split()[1]:
+        return "0", total
+    part = format_gpu_time(part_ns, total.split()[1] if several else "")
+    if part.split()[1] != total.split()[1]:
+        part = format_gpu_time(part_ns, total.split()[1])
+    if part.split()[1] == total.split()[1]:
         part = part.split()[0]
     emulated = several is not None and several.emulated
-    return part, whole.replace(" GPU", " emulated GPU") if emulated else whole
+    return part, total.replace(" GPU", " emulated GPU") if emulated else total
 
 
 def describe_cost(report: Report, price_per_hour: float | None, currency: str) -> str:
@@ -387,9 +387,10 @@ def list_warnings(report: Report, with_bounds: bool = True) -> list[str]:
             " recorded. The real loss can be larger or smaller."
         )
     if with_bounds and is_upper_bound(report):
-        who = "" if len(unmeasured) == len(report.ranks) else f" for {len(unmeasured)} of the ranks"
+        count = len(unmeasured)
+        scope = "" if count == len(report.ranks) else f" for {count} of the ranks"
         lines.append(
-            f'UPPER BOUND: no device was measured{who}; losses marked "at most" may be smaller.'
+            f'UPPER BOUND: no device was measured{scope}; losses marked "at most" may be smaller.'
         )
     if with_bounds and report.unmeasured_ns > _NOTABLE_UNMEASURED_RATIO * report.window_ns:
         part = format_share(report.unmeasured_ns, report.window_ns)
@@ -462,8 +463,8 @@ def explain_extra_savings(finding: Finding) -> str:
 
 def describe_savings(finding: Finding) -> str:
     """Describe what fixing a finding saves, and why that can exceed what was lost."""
-    more = explain_extra_savings(finding)
-    return format_recoverable_time(finding, "not known") + (f", {more}" if more else "")
+    extra = explain_extra_savings(finding)
+    return format_recoverable_time(finding, "not known") + (f", {extra}" if extra else "")
 
 
 def format_recoverable_time(finding: Finding, unknown: str) -> str:
@@ -563,11 +564,11 @@ def _is_feature_absent(item: CoverageGap) -> bool:
 def _format_coverage_gap(
     names: list[str], max_names: int, kind: str, message: str, remedy: str
 ) -> str:
-    what = ", ".join(names[:max_names])
+    signals = ", ".join(names[:max_names])
     if len(names) > max_names:
-        what += f" and {len(names) - max_names:,} more"
-    then = f" What to do: {escape_text(remedy, 400)}." if remedy else ""
-    return f"{what}, {escape_text(kind, 20)}: {escape_text(message, 400).rstrip('.')}.{then}"
+        signals += f" and {len(names) - max_names:,} more"
+    todo = f" What to do: {escape_text(remedy, 400)}." if remedy else ""
+    return f"{signals}, {escape_text(kind, 20)}: {escape_text(message, 400).rstrip('.')}.{todo}"
 
 
 _UNATTRIBUTED_REASONS = {

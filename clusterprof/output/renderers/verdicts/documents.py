@@ -54,8 +54,8 @@ def _wrap_line(line: str, width: int) -> list[str]:
     if count_columns(line) <= width:
         return [line]
     start = line[: len(line) - len(line.lstrip())]
-    first, *rest = wrap_text(line, width - len(_INDENT))
-    return [start + first, *(_INDENT + part for part in rest)]
+    first, *further_lines = wrap_text(line, width - len(_INDENT))
+    return [start + first, *(_INDENT + part for part in further_lines)]
 
 
 def format_job_comment(verdict: Verdict, report: Report) -> str:
@@ -69,11 +69,13 @@ def format_job_comment(verdict: Verdict, report: Report) -> str:
         f"clusterprof: {_OUTCOME_CAPITALS[verdict.outcome]}, {total}"
         f" {'rule' if total == 1 else 'rules'}"
     )
-    bad = [result for result in verdict.results if result.outcome == verdict.outcome != "pass"]
-    if bad:
-        named = ", ".join(result.metric for result in bad[:_MAX_NAMED_RULES])
-        more = f" and {len(bad) - _MAX_NAMED_RULES} more" if len(bad) > _MAX_NAMED_RULES else ""
-        text += f" ({named}{more})"
+    failed = [result for result in verdict.results if result.outcome == verdict.outcome != "pass"]
+    if failed:
+        named = ", ".join(result.metric for result in failed[:_MAX_NAMED_RULES])
+        suffix = (
+            f" and {len(failed) - _MAX_NAMED_RULES} more" if len(failed) > _MAX_NAMED_RULES else ""
+        )
+        text += f" ({named}{suffix})"
     busy = next(
         (metric.value for metric in report.metrics if metric.name == "gpu.busy_ratio"), None
     )
@@ -177,10 +179,10 @@ def render_comparison_text(comparison: Comparison, width: int = 80, color: bool 
     changed = _select_changed_rows(comparison)
     lines += [""] if changed else []
     for row in changed:
-        what = f"{row.name}: {row.title}" if row.title else row.name
+        subject = f"{row.name}: {row.title}" if row.title else row.name
         culprit = f" ({row.culprit})" if row.culprit else ""
-        first, *rest = wrap_text(escape_text(what + culprit, 400), width - 2) or [""]
-        lines += [first, *(f"  {line}" for line in rest)]
+        first, *further_lines = wrap_text(escape_text(subject + culprit, 400), width - 2) or [""]
+        lines += [first, *(f"  {line}" for line in further_lines)]
     remarks = [
         *(
             ("unlike: " if mismatch.blocks_verdict else "note: ") + mismatch.text
@@ -247,8 +249,8 @@ def write_headline(comparison: Comparison) -> Iterator[str]:
     blamed = changed[:_MAX_HEADLINE_CAUSES]
     if blamed:
         parts = [f"{row.name} {_format_signed(row.difference_ns)}" for row in blamed]
-        more = f" and {len(changed) - len(blamed)} more" if len(changed) > len(blamed) else ""
-        yield f"What changed: {', '.join(parts)}{more}."
+        suffix = f" and {len(changed) - len(blamed)} more" if len(changed) > len(blamed) else ""
+        yield f"What changed: {', '.join(parts)}{suffix}."
     else:
         yield "No cause changed by more than chance explains."
     refused = [mismatch.field for mismatch in comparison.mismatches if mismatch.blocks_verdict]
@@ -288,8 +290,8 @@ def _format_table(comparison: Comparison, unit: str, ns: float, color: bool) -> 
     rows = (comparison.step, *comparison.rows)
     cells = [_format_cells(row, ns) for row in rows]
     widths = [
-        max(least, *(len(row_cells[at]) + 1 for row_cells in cells))
-        for at, least in enumerate((*(_TIME_COLUMNS,) * 3, _RANGE_COLUMNS))
+        max(least, *(len(row_cells[column]) + 1 for row_cells in cells))
+        for column, least in enumerate((*(_TIME_COLUMNS,) * 3, _RANGE_COLUMNS))
     ]
     head = ("A", "B", "B - A", "95 % interval")
     lines = [f"{unit:<{_NAME_COLUMNS}}{_align_right(head, widths)}"]
@@ -303,8 +305,8 @@ def _format_table(comparison: Comparison, unit: str, ns: float, color: bool) -> 
 
 def _format_cells(row: ComparisonRow, ns: float) -> tuple[str, str, str, str]:
     low, high = row.low_ns, row.high_ns
-    known = low is not None and high is not None
-    interval = f"{low / ns:+.2f} to {high / ns:+.2f}" if known else ""  # type: ignore[operator]
+    has_range = low is not None and high is not None
+    interval = f"{low / ns:+.2f} to {high / ns:+.2f}" if has_range else ""  # type: ignore[operator]
     times = (f"{row.a_ns / ns:.2f}", f"{row.b_ns / ns:.2f}", f"{row.difference_ns / ns:+.2f}")
     return *times, interval
 
@@ -333,13 +335,13 @@ def _iterate_comparison_lines(comparison: Comparison) -> Iterator[str]:
             format_quantity(row.a_ns, "ns"),
             format_quantity(row.b_ns, "ns"),
         )
-        rest = (
+        remainder = (
             _format_signed(row.difference_ns),
             _format_interval(row),
             row.significance,
             md(row.culprit),
         )
-        yield f"| {' | '.join((*cells, *rest))} |"
+        yield f"| {' | '.join((*cells, *remainder))} |"
     yield from ("", md(write_legend(comparison), 600))
     for mismatch in comparison.mismatches:
         yield from (

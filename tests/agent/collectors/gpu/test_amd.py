@@ -188,6 +188,7 @@ def test_an_unsupported_metrics_table_leaves_the_values_of_sysfs_files(host: Any
         "absent",
         "gpu_metrics v1.9 of 8 bytes is not supported",
         "a newer clusterprof may support it",
+        by_user=True,
     )
     no_list = absent("the driver's compute part (amdkfd) lists no processes")
     assert of(Rig(host("mi300x-node")).sample(), NEWER) == [

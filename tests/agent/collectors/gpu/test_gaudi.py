@@ -106,6 +106,7 @@ def test_old_bindings_that_hide_errors_are_not_used(gaudis: SimulatedGaudi) -> N
         "absent",
         "this habana-pyhlml hides errors behind zeros; hl-smi was not found",
         "pip install --upgrade habana-pyhlml",
+        by_user=True,
     )
 
 

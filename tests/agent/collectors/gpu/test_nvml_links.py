@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterprof.agent.collectors.gpu.nvml_library import Device, NvmlLibrary
+from clusterprof.agent.collectors.gpu.nvml_library import NvmlDevice, NvmlLibrary
 from clusterprof.errors import Unavailable
 from tests.support.nvml.healthy import HEALTHY
 from tests.support.nvml.simulated import Scenario, load_library
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.now_ns = scenario, MINUTE_NS
-        self.device: Device | None = None
+        self.device: NvmlDevice | None = None
 
     def __call__(self) -> int:
         return self.now_ns

@@ -123,6 +123,7 @@ def test_a_node_without_libtpu_and_tpu_info_is_absent(
         "absent",
         "the Python package libtpu is missing or too old; tpu-info was not found",
         "pip install --upgrade libtpu",
+        by_user=True,
     )
 
 

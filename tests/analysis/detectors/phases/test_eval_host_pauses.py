@@ -15,7 +15,7 @@ from clusterprof.analysis.detectors.device.launch_bound import LaunchBound
 from clusterprof.analysis.detectors.phases.eval_host import EvalHost
 from clusterprof.analysis.timeline.model import PHASE_COMPUTE, Int
 from clusterprof.analysis.timeline.spans import StackSamples
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
 from tests.support.builders import (
@@ -138,7 +138,7 @@ OWN, OPERATOR, RAW, OTHER, LIBRARY, OBJECTS = 2, 3, 4, 5, 6, 8
 """Stacks: an own line, one that calls an operator of PyTorch in Python or in C, another one that
 may call NumPy, and one that broadcasts objects."""
 DISTRIBUTED = "/env/lib/python3.11/site-packages/torch/distributed"
-TABLE = StackTable(
+TABLE = StackTree(
     (
         CodeLocation("/job/train.py", 1, "train"),
         CodeLocation("/job/text.py", 7, "split"),
@@ -168,7 +168,7 @@ def build_stacks(samples: Sequence[Sample], start: Int) -> StackSamples:
 
 
 def claim_by_stacks(
-    samples: Sequence[Sample], loader: bool = False, table: StackTable = TABLE
+    samples: Sequence[Sample], loader: bool = False, table: StackTree = TABLE
 ) -> tuple[list[float], str]:
     """Shares and grades of `eval-host`, `cpu-preprocess` and `launch-bound`.
 
@@ -244,12 +244,15 @@ def test_code_with_late_samples_is_not_launching() -> None:
         # names are cut, so that nothing is known of PyTorch's files
         (
             [(OWN, 5.2, "R")] * 10,
-            replace(TABLE, places=tuple(replace(place, file="a.py") for place in TABLE.places)),
+            replace(
+                TABLE,
+                locations=tuple(replace(location, file="a.py") for location in TABLE.locations),
+            ),
         ),
     ],
 )
 def test_inconclusive_stacks_leave_time_to_launching(
-    samples: list[Sample], table: StackTable
+    samples: list[Sample], table: StackTree
 ) -> None:
     assert claim_by_stacks(samples, table=table)[0] == [0.0, 0.0, 0.7]
 

@@ -18,7 +18,7 @@ from clusterprof.analysis.timeline.model import (
     SOURCE_HOST_SPANS,
 )
 from clusterprof.analysis.timeline.spans import SpanTable, StackSamples
-from clusterprof.analysis.timeline.stacks import StackTable
+from clusterprof.analysis.timeline.stacks import StackTree
 from clusterprof.probe import layout
 from clusterprof.report.code import CodeLocation
 from tests.support.builders import (
@@ -200,7 +200,7 @@ def test_little_sleep_is_not_claimed(idle_s: float, claimed: bool) -> None:
 
 
 TRAIN, SERVER, OWN_PIPE, QUEUE = range(2, 6)
-STACKS = StackTable(
+STACKS = StackTree(
     (
         CodeLocation("/usr/lib/python3.11/multiprocessing/process.py", 1, "run"),
         CodeLocation("/job/train.py", 1, "main"),
@@ -240,8 +240,10 @@ def claim_with_stacks(
     if other:
         main.threads[101] = make_thread(parse_activity(other), 1.0)  # type: ignore[index]
     timeline = make_rank(1.0, replace(main, stacks=samples))
-    places = tuple(replace(place, file=path) if path else place for place in STACKS.places)
-    chunk = replace(timeline.chunk, stacks=replace(STACKS, places=places))
+    places = tuple(
+        replace(location, file=path) if path else location for location in STACKS.locations
+    )
+    chunk = replace(timeline.chunk, stacks=replace(STACKS, locations=places))
     piece = make_lost_segments((0, 1, 0.7, PHASE_COMPUTE), step=3)
     got = HostAsleep().claim(
         replace(timeline, chunk=chunk), piece, make_breakdown({}), HostAsleep.Limits()

@@ -106,7 +106,7 @@ def test_a_deep_stack_keeps_its_innermost_frames() -> None:
         interner.add(attributes)
     (number,) = interner.translate(5, 1, np.array([stack])).tolist()
     known = interner.build_table()
-    names = [known.places[index].function for index in known.list_places(number)]
+    names = [known.locations[index].function for index in known.list_locations(number)]
     assert names == [f"f{place}" for place in range(36, 100)]
 
 
@@ -149,7 +149,7 @@ def test_definitions_are_split_and_read_back(monkeypatch: pytest.MonkeyPatch) ->
     ]
     known = interner.build_table()
     (stack,) = interner.translate(9, 1, np.array([3])).tolist()
-    listed = [known.places[index] for index in known.list_places(stack)]
+    listed = [known.locations[index] for index in known.list_locations(stack)]
     assert [(place.file, place.line, place.function) for place in listed] == [
         ("main.py", 3, "main"),
         ("augment.py", 3, "augment"),

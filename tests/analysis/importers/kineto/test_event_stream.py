@@ -11,8 +11,8 @@ import pytest
 
 from clusterprof.analysis.importers.kineto import classify, device_gaps, event_columns
 from clusterprof.analysis.importers.kineto.event_columns import (
-    Column,
     IntervalUnion,
+    PackedColumn,
     join_sorted_chunks,
 )
 from clusterprof.analysis.importers.kineto.event_stream import CommonEventDecoder
@@ -130,17 +130,17 @@ def test_sliced_tables_give_the_same_result(tmp_path: Path, monkeypatch: Any) ->
 
 def test_a_column_holds_the_values_of_all_pieces() -> None:
     values = [np.array([5, 5]), np.array([1 << 40, -3]), np.array([], np.int64), np.array([7])]
-    column = Column()
+    column = PackedColumn()
     for value in values:
         column.add(value)
     assert column.minimum() == -3
     assert column.result().tolist() == [5, 5, 1 << 40, -3, 7]
-    small = Column()
+    small = PackedColumn()
     small.add(np.array([100, 101]))
     small.add(np.array([-27]))
     made = small.result()
     assert made.tolist() == [100, 101, -27] and made.dtype == np.int8
-    assert Column().minimum() is None and not Column().result().size
+    assert PackedColumn().minimum() is None and not PackedColumn().result().size
 
 
 def test_covered_time_is_independent_of_chunk_size() -> None:

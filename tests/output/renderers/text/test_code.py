@@ -77,11 +77,10 @@ def test_paths_differing_only_near_the_root_are_shown_in_full() -> None:
 
 def test_missing_file_line_or_function_is_shown_as_unknown() -> None:
     place = CodeLocation("", 0, "")
-    assert code.format_code_location(place, {}) == "unknown file"
+    assert code.format_file_line(place, {}) == "unknown file"
     assert code.format_function(place) == "unknown function"
     assert (
-        code.format_code_location(CodeLocation("x" * 99 + ".py", 7, ""), {})
-        == "…" + "x" * 56 + ".py:7"
+        code.format_file_line(CodeLocation("x" * 99 + ".py", 7, ""), {}) == "…" + "x" * 56 + ".py:7"
     )
 
 

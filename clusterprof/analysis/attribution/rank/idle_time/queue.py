@@ -267,9 +267,9 @@ def fit_to_windows(window: Int, phase: Int, room_ns: Int, predicted_ns: Float, i
     open_ns = np.where(predicted_ns > 0, room_ns - predicted_ns, 0.0)
     left_ns = np.bincount(window, open_ns, minlength=idle_ns.size)
     missing_ns = idle_ns - in_window_ns
-    less = np.clip(idle_ns / np.maximum(in_window_ns, 1.0), 0.0, 1.0)
+    scale = np.clip(idle_ns / np.maximum(in_window_ns, 1.0), 0.0, 1.0)
     added_ratio = np.clip(missing_ns / np.maximum(left_ns, 1.0), 0.0, 1.0)
-    fitted_ns = predicted_ns * less[window] + open_ns * added_ratio[window]
+    fitted_ns = predicted_ns * scale[window] + open_ns * added_ratio[window]
     out = np.minimum(np.floor(fitted_ns).astype(np.int64), room_ns)
     rest_ns = idle_ns - np.bincount(window, out, minlength=idle_ns.size).astype(np.int64)
     return out + allocate_by_phase(window, phase, room_ns - out, rest_ns, FILL_ORDER)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterprof.analysis.timeline.code_places import (
-    CodePlace,
+from clusterprof.analysis.timeline.code_locations import (
+    LocatedStack,
     is_library_file,
     list_wait_kinds,
     locate_stack,
@@ -40,26 +40,26 @@ INSTALLED_STEP = CodeLocation(SITE + "trainer/steps.py", 40, "augment")
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        ([MAIN], CodePlace(MAIN, None)),
-        ([MAIN, CALL, MODEL, CALL, LINEAR], CodePlace(MODEL, LINEAR)),
-        ([MAIN, FIT, CALL, STEP], CodePlace(STEP, None)),
-        ([MAIN, FIT], CodePlace(MAIN, FIT)),
+        ([MAIN], LocatedStack(MAIN, None)),
+        ([MAIN, CALL, MODEL, CALL, LINEAR], LocatedStack(MODEL, LINEAR)),
+        ([MAIN, FIT, CALL, STEP], LocatedStack(STEP, None)),
+        ([MAIN, FIT], LocatedStack(MAIN, FIT)),
         # python -m, from a folder or of an installed package
-        ([RUNPY, RUNPY, MAIN, CALL, LINEAR], CodePlace(MAIN, LINEAR)),
-        ([RUNPY, RUNPY, INSTALLED, INSTALLED_STEP, PIL], CodePlace(INSTALLED_STEP, PIL)),
-        ([RUNPY, FIT, CALL], CodePlace(FIT, CALL)),
-        ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], CodePlace(ITEM, PIL, "dataset")),
+        ([RUNPY, RUNPY, MAIN, CALL, LINEAR], LocatedStack(MAIN, LINEAR)),
+        ([RUNPY, RUNPY, INSTALLED, INSTALLED_STEP, PIL], LocatedStack(INSTALLED_STEP, PIL)),
+        ([RUNPY, FIT, CALL], LocatedStack(FIT, CALL)),
+        ([MAIN, BOOT, LOOP, FETCH, ITEM, PIL], LocatedStack(ITEM, PIL, "dataset")),
         (
             [MAIN, BOOT, LOOP, FETCH, ITEM, COMPOSE, CALL, RESIZE, PIL],
-            CodePlace(ITEM, RESIZE, "transform", "Resize"),
+            LocatedStack(ITEM, RESIZE, "transform", "Resize"),
         ),
         (
             [MAIN, BOOT, LOOP, FETCH, CodeLocation("/job/data.py", 60, "pad_batch")],
-            CodePlace(CodeLocation("/job/data.py", 60, "pad_batch"), None, "collate"),
+            LocatedStack(CodeLocation("/job/data.py", 60, "pad_batch"), None, "collate"),
         ),
         (
             [MAIN, BOOT, LOOP, STREAM, CodeLocation("/job/data.py", 70, "Stream.read_shards")],
-            CodePlace(CodeLocation("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
+            LocatedStack(CodeLocation("/job/data.py", 70, "Stream.read_shards"), None, "dataset"),
         ),
         # Without the user's own code in the worker: the dataset's line, not the training loop's.
         (
@@ -73,7 +73,7 @@ INSTALLED_STEP = CodeLocation(SITE + "trainer/steps.py", 40, "augment")
                 ),
                 PIL,
             ],
-            CodePlace(
+            LocatedStack(
                 CodeLocation(
                     SITE + "torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__"
                 ),
@@ -89,7 +89,7 @@ INSTALLED_STEP = CodeLocation(SITE + "trainer/steps.py", 40, "augment")
                     SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"
                 ),
             ],
-            CodePlace(
+            LocatedStack(
                 CodeLocation(
                     SITE + "torch/utils/data/_utils/pin_memory.py", 37, "_pin_memory_loop"
                 ),
@@ -103,22 +103,22 @@ INSTALLED_STEP = CodeLocation(SITE + "trainer/steps.py", 40, "augment")
                 CodeLocation(SITE + "torch/nn/modules/container.py", 240, "Sequential.forward"),
                 MODEL,
             ],
-            CodePlace(MODEL, None),
+            LocatedStack(MODEL, None),
         ),
-        ([MAIN, BOOT, LOOP], CodePlace(LOOP, None)),
+        ([MAIN, BOOT, LOOP], LocatedStack(LOOP, None)),
         (
             [CodeLocation("<string>", 3, "<module>")],
-            CodePlace(CodeLocation("<string>", 3, "<module>"), None),
+            LocatedStack(CodeLocation("<string>", 3, "<module>"), None),
         ),
         # a proxy of a manager: code that a library has made up
         (
             [MAIN, CodeLocation("<string>", 2, "get"), MANAGER],
-            CodePlace(MAIN, CodeLocation("<string>", 2, "get")),
+            LocatedStack(MAIN, CodeLocation("<string>", 2, "get")),
         ),
     ],
 )
 def test_the_line_a_user_can_change_is_named(
-    stack: list[CodeLocation], expected: CodePlace
+    stack: list[CodeLocation], expected: LocatedStack
 ) -> None:
     assert locate_stack(stack) == expected
 

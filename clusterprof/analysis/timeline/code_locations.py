@@ -70,10 +70,10 @@ _TRANSFORM_CALLS = ("__call__", "forward", "apply", "transform", "_transform")
 
 
 @dataclass(frozen=True, slots=True)
-class CodePlace:
-    """Where a stack is, for its user."""
+class LocatedStack:
+    """A stack with the line that its user can change, and what that line called."""
 
-    place: CodeLocation
+    user_line: CodeLocation
     library: CodeLocation | None
     stage: LoaderStage = ""
     transform: str = ""
@@ -98,7 +98,7 @@ def _is_shortened_library_path(file: str) -> bool:
 
 
 def split_at_own_line(
-    places: Sequence[CodeLocation],
+    locations: Sequence[CodeLocation],
 ) -> tuple[CodeLocation, Sequence[CodeLocation]] | None:
     """Split a stack, given outermost first, at the line that its user can change.
 
@@ -107,18 +107,22 @@ def split_at_own_line(
     the user's, it is the outermost known one, and is itself one of a library. None for an empty
     stack.
     """
-    if not places:
+    if not locations:
         return None
-    own = _drop_start_frames(places)
-    user = [index for index, place in enumerate(own) if not is_library_file(place.file)]
+    frames = _drop_start_frames(locations)
+    user = [index for index, location in enumerate(frames) if not is_library_file(location.file)]
     # Proxies, named tuples and data classes of libraries run code that they have made up.
-    user = [index for index in user if own[index].file != _MADE_UP] or user
-    started = _find_installed_package(own[0].file)
+    user = [index for index in user if frames[index].file != _MADE_UP] or user
+    started = _find_installed_package(frames[0].file)
     if not user and started not in ("", *_PACKAGES):  # `python -m trainer`, installed with pip
-        user = [i for i, place in enumerate(own) if _find_installed_package(place.file) == started]
+        user = [
+            i
+            for i, location in enumerate(frames)
+            if _find_installed_package(location.file) == started
+        ]
     if user:
-        return _name_by_function(own, user[-1]), own[user[-1] + 1 :]
-    below_loader = _drop_loader_frames(own)
+        return _name_by_function(frames, user[-1]), frames[user[-1] + 1 :]
+    below_loader = _drop_loader_frames(frames)
     return below_loader[0], below_loader
 
 
@@ -128,95 +132,100 @@ def _find_installed_package(file: str) -> str:
     return match[1] if match else ""
 
 
-def locate_stack(places: Sequence[CodeLocation]) -> CodePlace | None:
-    """Find the place of a stack, given outermost first; None for an empty stack."""
-    parts = split_at_own_line(places)
-    if parts is None:
+def locate_stack(locations: Sequence[CodeLocation]) -> LocatedStack | None:
+    """Locate a stack, given outermost first, for its user; None for an empty stack."""
+    split = split_at_own_line(locations)
+    if split is None:
         return None
-    place, called = parts
-    callee = _choose_callee(called[1:] if called and called[0] == place else called)
-    own = _drop_start_frames(places)
-    return CodePlace(place, callee, _find_stage(own), _find_transform(own))
+    user_line, called = split
+    callee = _choose_callee(called[1:] if called and called[0] == user_line else called)
+    frames = _drop_start_frames(locations)
+    return LocatedStack(user_line, callee, _find_stage(frames), _find_transform(frames))
 
 
-def list_wait_kinds(places: Sequence[CodeLocation], reader: SourceReader) -> tuple[str, ...]:
+def list_wait_kinds(locations: Sequence[CodeLocation], reader: SourceReader) -> tuple[str, ...]:
     """List what a waiting thread waits for, by what the innermost line of the user called.
 
     "job": another part of the job, with "output" to hand something over, and "pool" for a pool of
     processes; "poll": its line is in a loop that polls; "sleep": its line is in none. () = not
     known, or for other ranks or the data loader.
     """
-    parts = split_at_own_line(places)
-    if parts is None:
+    split = split_at_own_line(locations)
+    if split is None:
         return ()
-    own, called = parts
-    if any(_RANK_FILES.search(place.file) for place in called):
+    user_line, called = split
+    if any(_RANK_FILES.search(location.file) for location in called):
         return ()
-    if any(_JOB_FILES.search(place.file) for place in called):
-        names = {place.function.rpartition(".")[2] for place in called}
-        is_pool = any(_POOL_FILES.search(place.file) for place in called)
+    if any(_JOB_FILES.search(location.file) for location in called):
+        names = {location.function.rpartition(".")[2] for location in called}
+        is_pool = any(_POOL_FILES.search(location.file) for location in called)
         output = ("output",) if names & _OUTPUT_FUNCTIONS else ()
         return ("job", *output, *(("pool",) if is_pool else ()))
-    polls = reader.is_in_poll(own.file, own.line, own.function)
+    polls = reader.is_in_poll(user_line.file, user_line.line, user_line.function)
     if polls:
         return ("poll",)
     return ("sleep",) if polls is False and not called else ()
 
 
-def _drop_loader_frames(places: Sequence[CodeLocation]) -> list[CodeLocation]:
+def _drop_loader_frames(locations: Sequence[CodeLocation]) -> list[CodeLocation]:
     """Drop the frames of a worker's loop; the innermost one stays if there are no others."""
-    kept = [
-        place
-        for place in places
-        if _LOADER_FOLDER not in place.file and not place.file.endswith(_PROCESS_FILE)
+    inner = [
+        location
+        for location in locations
+        if _LOADER_FOLDER not in location.file and not location.file.endswith(_PROCESS_FILE)
     ]
-    return kept or list(places[-1:])
+    return inner or list(locations[-1:])
 
 
-def _name_by_function(places: Sequence[CodeLocation], index: int) -> CodeLocation:
+def _name_by_function(locations: Sequence[CodeLocation], index: int) -> CodeLocation:
     """Return a place with the function around it, where it is in a comprehension."""
-    place = places[index]
-    if not place.function.endswith(_COMPREHENSIONS):
-        return place
-    for outer in reversed(places[:index]):
-        if outer.file == place.file and not outer.function.endswith(_COMPREHENSIONS):
-            return CodeLocation(place.file, place.line, outer.function)
-    return place
+    location = locations[index]
+    if not location.function.endswith(_COMPREHENSIONS):
+        return location
+    for outer in reversed(locations[:index]):
+        if outer.file == location.file and not outer.function.endswith(_COMPREHENSIONS):
+            return CodeLocation(location.file, location.line, outer.function)
+    return location
 
 
-def _drop_start_frames(places: Sequence[CodeLocation]) -> Sequence[CodeLocation]:
+def _drop_start_frames(locations: Sequence[CodeLocation]) -> Sequence[CodeLocation]:
     """Drop the frames of the code that started a worker or a thread."""
-    for index in range(len(places) - 2, -1, -1):
-        place = places[index]
-        name = place.function.rpartition(".")[2]
-        if any(place.file.endswith(file) and name == start for file, start in _STARTS_OF_TASKS):
-            return places[index + 1 :]
+    for index in range(len(locations) - 2, -1, -1):
+        location = locations[index]
+        name = location.function.rpartition(".")[2]
+        if any(location.file.endswith(file) and name == start for file, start in _STARTS_OF_TASKS):
+            return locations[index + 1 :]
     first = next(
-        (index for index, place in enumerate(places) if not place.file.endswith(_MODULE_RUNNERS)), 0
+        (
+            index
+            for index, location in enumerate(locations)
+            if not location.file.endswith(_MODULE_RUNNERS)
+        ),
+        0,
     )
-    return places[first:]
+    return locations[first:]
 
 
 def _choose_callee(inner: Sequence[CodeLocation]) -> CodeLocation | None:
     """Choose the first function called that does more than call another one."""
-    for place in inner:
-        if not (_is_plumbing(place) or _COMPOSE.search(place.function)):
-            return place
+    for location in inner:
+        if not (_is_plumbing(location) or _COMPOSE.search(location.function)):
+            return location
     return inner[0] if inner else None
 
 
-def _is_plumbing(place: CodeLocation) -> bool:
-    return place.function.rpartition(".")[2] in _PLUMBING
+def _is_plumbing(location: CodeLocation) -> bool:
+    return location.function.rpartition(".")[2] in _PLUMBING
 
 
-def _find_stage(places: Sequence[CodeLocation]) -> LoaderStage:
-    files = [place.file for place in places]
+def _find_stage(locations: Sequence[CodeLocation]) -> LoaderStage:
+    files = [location.file for location in locations]
     if any(file.endswith(_PIN_FILE) for file in files):
         return "pin"
     fetch = [index for index, file in enumerate(files) if file.endswith(_FETCH_FILE)]
     if not fetch:
         return ""
-    inner = places[fetch[-1] + 1 :]
+    inner = locations[fetch[-1] + 1 :]
     if not inner:
         return "dataset"
     if inner[0].file.endswith(_COLLATE_FILE):
@@ -224,17 +233,18 @@ def _find_stage(places: Sequence[CodeLocation]) -> LoaderStage:
     name = inner[0].function.rpartition(".")[2]
     is_read = name in _READS or "__getitem__" in inner[0].function
     if not is_read and "collate" not in name:  # an iterable dataset may read in any generator
-        is_read = "Iterable" in places[fetch[-1]].function
+        is_read = "Iterable" in locations[fetch[-1]].function
     if not is_read:
         return "collate"
     return "transform" if _find_transform(inner) else "dataset"
 
 
-def _find_transform(places: Sequence[CodeLocation]) -> str:
+def _find_transform(locations: Sequence[CodeLocation]) -> str:
     """Find which transform of a composed pipeline a stack is in; "" for none."""
-    for index, place in enumerate(places):
-        if _COMPOSE.search(place.function) and _MODEL_FOLDER not in place.file:
-            called = next((inner for inner in places[index + 1 :] if not _is_plumbing(inner)), None)
+    for index, location in enumerate(locations):
+        if _COMPOSE.search(location.function) and _MODEL_FOLDER not in location.file:
+            inner = (called for called in locations[index + 1 :] if not _is_plumbing(called))
+            called = next(inner, None)
             owner, _, name = called.function.rpartition(".") if called is not None else ("", "", "")
             return owner.rpartition(".")[2] if owner and name in _TRANSFORM_CALLS else name
     return ""
