@@ -111,7 +111,7 @@ class Unavailable(Exception):  # a value as much as an exception
 
 
 DEVICES_RELEASED = Unavailable(
-    "failed", "released on SIGUSR2", "send SIGUSR2 to the recorder again"
+    "failed", "released on SIGUSR2", "send SIGUSR2 to the recorder again", by_user=True
 )
 """Values of devices that a user asked the recorder to let go of."""
 NEEDS_SECOND_SAMPLE = Unavailable("absent", "available from the second sample on")

@@ -1,8 +1,8 @@
 """The formats of clusterprof itself that a campaign mutates, each with its seeds and its reader.
 
-A recording comes from another user, a ring and the files of the run directory from the processes of
-the job, an answer from NCCL, a message from a helper in which a driver ran wild: each
-reader must end in values or in a refusal, as an importer must.
+A recording comes from another user, a ring and the files of the run directory from processes of the
+job, an answer from NCCL, a message from a helper in which a driver ran wild: each reader must end
+in values or in a refusal, as an importer must.
 """
 
 from __future__ import annotations
