@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -86,9 +87,9 @@ def test_an_operator_run_by_a_single_rank_is_named(tmp_path: Path) -> None:
         (late["file"], healthy["file"])
     )
     note = find_note(out)
-    # 20 calls in each step of rank 1, none in rank 0
-    assert "of rank 1 " in note and "it spent more than rank 0 in aten::cumsum " in note, note
-    assert " in 20 calls (there: not called)" in note, note
+    # 20 calls in each step of rank 1, none in rank 0; it may wait for a CPU even longer
+    assert "of rank 1 " in note and "it spent more than rank 0 in " in note, note
+    assert re.search(r"aten::cumsum [\d.]+ ms in 20 calls \(there: not called\)", note), note
 
 
 @pytest.mark.long  # its halves: tests/probe/test_dive.py, tests/agent/processes/test_dives.py

@@ -20,7 +20,7 @@ SCRIPT = """
 import json, os, signal, sys, time
 import torch
 folder, die_after, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-rank = int(os.environ.get("RANK", 0))
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 first_try = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.Adam(model.parameters())
@@ -45,8 +45,13 @@ while done < last:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done},
                    saved)
         time.sleep(0.2)
-    if first_try and rank == 0 and done == die_after:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if first_try and done == die_after:
+        logs = [os.path.join(folder, f"log-{number}.jsonl") for number in range(world)]
+        while rank == 0 and not all(os.path.exists(log) and os.path.getsize(log) for log in logs):
+            time.sleep(0.01)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # the launcher kills it: no rank is done before, however busy the machine is
 """
 ROOT = str(Path(__file__).parents[3])  # the script finds the package as an installed one
 
