@@ -51,7 +51,7 @@ while done < last:
             time.sleep(0.01)
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)  # the launcher kills it: no rank is done before, however busy the machine is
+        time.sleep(600)  # until the launcher kills it: no rank is done before
 """
 ROOT = str(Path(__file__).parents[3])  # the script finds the package as an installed one
 
