@@ -426,7 +426,8 @@ def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> 
 
     Returns int64[n], ns, counted from `earliest_ns` on. Such a thread continues when it has the
     lock, perhaps long after the last rank arrived and the data moved: the delay is neither a wait
-    for other ranks nor a transfer.
+    for other ranks nor a transfer. The same holds for the main thread's wait for gradients that
+    these operations reduce.
 
         operation    |== wait ==|= transfer =|~~~ needs the lock ~~~|
         lock kept                      |------------------------|
@@ -438,7 +439,8 @@ def measure_end_delays(rank: Rank, spans: CollectiveSpans, earliest_ns: int) -> 
         return delay_ns
     row = np.searchsorted(waits.start_ns, spans.end_ns) - 1
     clipped_row = np.maximum(row, 0)
-    delayed = spans.by_other_thread & (row >= 0)
+    is_gradients = (spans.code & layout.OPERATION_MASK) == layout.GRADIENTS
+    delayed = (spans.by_other_thread | is_gradients) & (row >= 0)
     delayed &= spans.end_ns - waits.end_ns[clipped_row] <= MAX_HAND_OVER_NS
     begun_ns = np.maximum(spans.start_ns, earliest_ns) + MIN_UNDELAYED_NS
     begin_ns = np.maximum(waits.start_ns[clipped_row], begun_ns)

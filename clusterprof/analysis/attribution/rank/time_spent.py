@@ -19,7 +19,7 @@ in an operation waits for a CPU, not for more work or slower computation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from clusterprof.analysis.attribution.rank.hidden_cost import (
     LossTimeBins,
     compute_hidden_cost,
 )
-from clusterprof.analysis.attribution.rank.host_phases import measure_end_delays
+from clusterprof.analysis.attribution.rank.host_phases import find_lock_waits, measure_end_delays
 from clusterprof.analysis.attribution.rank.unprobed_rank import has_peers
 from clusterprof.analysis.attribution.wait_for.blame import WORK
 from clusterprof.analysis.timeline.collectives.operations import (
@@ -46,11 +46,12 @@ from clusterprof.analysis.timeline.collectives.rows import (
     Store,
     choose_block_rows,
 )
-from clusterprof.analysis.timeline.intervals import measure_overlap, merge_intervals
+from clusterprof.analysis.timeline.intervals import Pair, measure_overlap, merge_intervals
 from clusterprof.analysis.timeline.model import (
     PHASE_BUSY_WAIT,
     PHASE_COLLECTIVE,
     PHASE_EVAL,
+    PHASE_LOCK,
     Float,
     Int,
     LostTime,
@@ -119,6 +120,8 @@ itself.
 """
 EVALUATION = "eval-host"
 """Work in an evaluation counts as this cause: ranks wait for one that evaluates alone."""
+GIL = "cpu-gil"
+"""Work while the training thread waits for the interpreter lock counts as this cause."""
 
 
 class TimeSpent:
@@ -258,7 +261,9 @@ class SpentTotals:
     def __init__(self, categories: tuple[str, ...]) -> None:
         """categories: causes, UNEXPLAINED and work; HIDDEN_COLUMNS follow them."""
         self._contention = categories.index(CONTENTION) if CONTENTION in categories else None
-        self._evaluation = categories.index(EVALUATION) if EVALUATION in categories else None
+        self._host_bound = {
+            cause: categories.index(cause) for cause in (EVALUATION, GIL) if cause in categories
+        }
         self._sums = np.zeros(len(categories), np.int64)
         self._hidden = HiddenCostSums()
         self.size = len(categories) + len(HIDDEN_COLUMNS)
@@ -279,7 +284,7 @@ class SpentTotals:
         int64[m]; the last one is the end of the segment. Returns the categories with any time,
         int64[k], ascending, and their sums, int64[k, m], ns.
         """
-        moved = self._contention, self._evaluation
+        moved = self._contention, self._host_bound
         running = RunningSums(self._sums, rank, segment, lost, amounts, *moved)
         spent = running.sum_until(t_ns)
         self._sums[running.categories] = spent[:, -1]
@@ -299,9 +304,11 @@ class RunningSums:
         lost: LostTime,
         amounts: Mapping[int, Float],
         contention: int | None,
-        evaluation: int | None = None,
+        host_bound: Mapping[str, int],
     ) -> None:
-        """contention, evaluation: categories of work without a CPU and in evaluations."""
+        """contention: the category of work without a CPU. host_bound: cause -> category of work
+        behind which the host evaluates, or waits for the interpreter lock.
+        """
         self._region, self._lost = segment, lost
         self._parts = {column: (ns, _compute_running_sum(ns)) for column, ns in amounts.items()}
         self._all = (lost.lost_ns, _compute_running_sum(lost.lost_ns))
@@ -315,15 +322,13 @@ class RunningSums:
         used[[*amounts, before.size - 1]] = True
         if self._runnable is not None:
             used[contention] = True
-        table = rank.main.spans.get(layout.EVAL) if evaluation is not None else None
-        self._evaluations = merge_intervals((table.start_ns, table.end_ns)) if table else None
-        if self._evaluations is not None:
-            used[evaluation] = True
+        self._host_phases = list(_list_host_phases(rank, host_bound, amounts))
+        used[[category for category, _, _ in self._host_phases]] = True
         (self.categories,) = used.nonzero()
         """The categories with any time, int64[k], ascending; the last one is work."""
         self._before = before[self.categories]
         self._row = {int(column): row for row, column in enumerate(self.categories)}
-        self._contention, self._evaluation = contention, evaluation
+        self._contention = contention
 
     def sum_until(self, t_ns: Int) -> Int:
         """Return the time in `categories` up to each instant: int64[k, m], ns.
@@ -336,10 +341,10 @@ class RunningSums:
             delayed = np.rint(self._runnable.sum_until(t_ns, table[-1])).astype(np.int64)
             table[self._row[self._contention]] += delayed
             table[-1] -= delayed
-        if self._evaluations is not None and self._evaluation is not None:
-            evaluated = np.clip(self._sum_evaluations(t_ns), 0, table[-1])
-            table[self._row[self._evaluation]] += evaluated
-            table[-1] -= evaluated
+        for category, intervals, phase in self._host_phases:
+            hidden_ns = np.clip(self._sum_hidden(t_ns, intervals, phase), 0, table[-1])
+            table[self._row[category]] += hidden_ns
+            table[-1] -= hidden_ns
         table += self._before[:, None]
         return table
 
@@ -364,13 +369,12 @@ class RunningSums:
         part[row < 0] = 0.0  # before the first interval
         return clipped_row, part
 
-    def _sum_evaluations(self, t_ns: Int) -> Int:
-        """Return the time in evaluations before each time that was not lost, int64[m], ns."""
-        assert self._evaluations is not None
+    def _sum_hidden(self, t_ns: Int, intervals: Pair, phase: int) -> Int:
+        """Return the time in a host phase before each time that was not lost, int64[m], ns."""
         begin = np.full(t_ns.size, self._region.start_ns)
-        evaluating_ns = measure_overlap((begin, t_ns), self._evaluations)
-        until = _make_lost_time_sum(self._lost, np.flatnonzero(self._lost.phase == PHASE_EVAL))
-        return np.asarray(evaluating_ns - until(t_ns), np.int64)
+        inside_ns = measure_overlap((begin, t_ns), intervals)
+        until = _make_lost_time_sum(self._lost, np.flatnonzero(self._lost.phase == phase))
+        return np.asarray(inside_ns - until(t_ns), np.int64)
 
     def _sum_work(self, t_ns: Int, row: Int, part: Float) -> Int:
         """Return the time in the segment before each time that was not lost, int64[m], ns."""
@@ -379,6 +383,21 @@ class RunningSums:
             lost_ns, sums = self._all
             work_ns -= np.rint(sums[row] + lost_ns[row] * part).astype(np.int64)
         return work_ns
+
+
+def _list_host_phases(
+    rank: Rank, host_bound: Mapping[str, int], amounts: Mapping[int, Float]
+) -> Iterator[tuple[int, Pair, int]]:
+    """Yield category, intervals and phase of what a host does while its device works on.
+
+    What keeps a host makes it arrive late, also where its device still had work.
+    """
+    table = rank.main.spans.get(layout.EVAL) if EVALUATION in host_bound else None
+    if table:
+        evaluations = merge_intervals((table.start_ns, table.end_ns))
+        yield host_bound[EVALUATION], evaluations, PHASE_EVAL
+    if host_bound.get(GIL) in amounts:  # else no evidence names the lock in this segment
+        yield host_bound[GIL], find_lock_waits(rank), PHASE_LOCK
 
 
 def _compute_running_sum(ns: Float | Int) -> Float:

@@ -216,6 +216,14 @@ def test_a_held_lock_delays_operation_ends_in_other_threads() -> None:
     assert delays.tolist() == pytest.approx([0.515, 0.0, 0.3, 0.0, 0.0, 0.298])
     # of an operation that began in an earlier segment only the part in this one
     assert measure_end_delays(given, called, ns(0.4))[0] == ns(0.313)
+    # The main thread that waits for the gradients of these operations needs the lock, too.
+    waits = (0.1, 0.71, layout.GRADIENTS)
+    with_wait = build("L1", *operations, waits, marks=KEPT).main.get_spans(CollectiveSpans)
+    alone = build("L1", waits, marks=KEPT).main.get_spans(CollectiveSpans)
+    assert with_wait is not None and alone is not None
+    is_wait = with_wait.code & layout.OPERATION_MASK == layout.GRADIENTS
+    assert measure_end_delays(given, with_wait, 0)[is_wait].tolist() == [ns(0.51)]
+    assert not measure_end_delays(given, alone, 0).any()  # then its phases name no lock either
     # a main thread that computes keeps the lock itself
     busy = build("U1", *operations, marks=KEPT)
     assert not measure_end_delays(busy, called, 0).any()

@@ -15,7 +15,12 @@ from clusterprof.analysis.timeline.collectives.rows import (
     RankOperations,
     read_block,
 )
-from clusterprof.analysis.timeline.model import PHASE_COLLECTIVE, PHASE_COMPUTE, PHASE_EVAL
+from clusterprof.analysis.timeline.model import (
+    PHASE_COLLECTIVE,
+    PHASE_COMPUTE,
+    PHASE_EVAL,
+    PHASE_LOCK,
+)
 from clusterprof.probe import layout
 from tests.support.builders import (
     make_lost_segments,
@@ -127,6 +132,34 @@ def test_work_in_an_evaluation_is_no_work_of_the_step(cuts: tuple[int, ...]) -> 
     table = read_table(result)
     arrived = [table[HEAD_ROWS + row][0] / 1e9 for row in range(3)]
     assert arrived == [30, 5, 45]  # evaluation, unexplained, work
+
+
+@pytest.mark.parametrize("cuts", [(), (35,)])
+@pytest.mark.parametrize("named", [True, False])
+def test_work_while_the_lock_is_kept_counts_as_the_lock_if_that_is_named(
+    named: bool, cuts: tuple[int, ...]
+) -> None:
+    # Another thread keeps the lock in [20, 50); the device is idle for 12 of it, and for 5 of
+    # [60, 70). It arrives at 80: worked for 80 - 12 - 5 = 63, of which 18 while its host could not.
+    marks = {
+        layout.COLLECTIVE: make_spans((80, 90, GROUP, 0, 0, layout.ALL_REDUCE)),
+        layout.INTERPRETER_WAIT: make_spans((20, 50, 0)),
+    }
+    asleep = make_thread(parse_activity(f"L{END_S}"), END_S, hz=1)
+    timeline = make_rank(END_S, make_process(100, spans=marks, thread=asleep))
+    spending = TimeSpent(("cpu-gil",), Kept())
+    for begin, end in zip((0, *cuts), (*cuts, END_S)):
+        rows = [(20, 35, 6, PHASE_LOCK), (35, 50, 6, PHASE_LOCK), (60, 70, 5, PHASE_COMPUTE)]
+        pieces = make_lost_segments(*(row for row in rows if begin <= row[0] < end))
+        share = np.where(pieces.phase == PHASE_LOCK, SHARE_SCALE, 0)
+        shares = {"cpu-gil": share} if named else {}
+        spending.add(timeline, Segment(ns(begin), ns(end), False), pieces, shares)
+    result = spending.operations()
+    assert result is not None
+    table = read_table(result)
+    arrived = [table[HEAD_ROWS + row][0] / 1e9 for row in range(3)]
+    # the lock, unexplained, work
+    assert arrived == ([30, 5, 45] if named else [0, 17, 63])
 
 
 def test_an_operation_cut_by_a_segment_keeps_its_earlier_loss() -> None:
