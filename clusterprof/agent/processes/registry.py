@@ -71,6 +71,10 @@ class AnnouncementFolder:
         """Read the folder at the next check even if its time is unchanged."""
         self._look_again = True
 
+    def list_again(self) -> None:
+        """Return all files at the next check, those returned before too."""
+        self._seen, self._look_again = {}, True
+
     def fresh(self) -> list[str] | None:
         """Return the names added or replaced since the last check; None = no change."""
         changed_ns = self._folder.read_mtime_ns()
@@ -496,6 +500,9 @@ class FlightRecorderDumps:
         """Copy the dumps that exist; one that cannot be read is skipped."""
         with contextlib.suppress(OSError):
             os.unlink(self._marker)
+        if self._ended is not None:  # a rank may have ended since the last look
+            self._ended.list_again()
+            self.look(now_ns)
         for path, registered_ns in self._expected.items():
             with contextlib.suppress(OSError):
                 self._copy_dump(path, registered_ns, os.path.basename(path))

@@ -74,16 +74,21 @@ def test_old_large_and_irregular_dumps_are_not_copied(tmp_path: Path) -> None:
     assert list((tmp_path / "recording").rglob("*")) == []
 
 
+def register(tmp_path: Path, pid: int, rank: int) -> None:
+    """Let a process announce itself in the run directory."""
+    variables = {"RANK": str(rank), "WORLD_SIZE": "8"}
+    registration = {"pid": pid, "started_ticks": 1, "role": "python", "variables": variables}
+    (tmp_path / f"run/register/{pid}.json").write_text(json.dumps(registration))
+    (tmp_path / f"run/register/{pid}.json").chmod(0o600)
+
+
 def wanted_at_exit(tmp_path: Path, ranks: dict[int, int]) -> FlightRecorderDumps:
     """Processes (pid -> rank) of a job for which PyTorch's records are wanted."""
     (tmp_path / "run/register").mkdir(parents=True)
     (tmp_path / "recording").mkdir()
     (tmp_path / "run/nccl").symlink_to("absent/nccl")
     for pid, rank in ranks.items():
-        variables = {"RANK": str(rank), "WORLD_SIZE": "8"}
-        registration = {"pid": pid, "started_ticks": 1, "role": "python", "variables": variables}
-        (tmp_path / f"run/register/{pid}.json").write_text(json.dumps(registration))
-        (tmp_path / f"run/register/{pid}.json").chmod(0o600)
+        register(tmp_path, pid, rank)
     dumps = FlightRecorderDumps(tmp_path / "run", tmp_path / "recording", str(tmp_path / "proc"))
     assert dumps.take(0) == []
     return dumps
@@ -103,6 +108,19 @@ def test_the_dump_of_an_exiting_rank_is_copied_immediately(tmp_path: Path) -> No
     assert left == ["71.json", "99.exit.json", "at-exit"]
     assert dumps.finish(0) == []
     assert not (folder / "at-exit").exists()  # no recorder takes dumps any more
+
+
+def test_dumps_since_the_last_look_are_copied_at_the_end(tmp_path: Path) -> None:
+    dumps = wanted_at_exit(tmp_path, {70: 3})
+    folder = tmp_path / "run/dumps"
+    (folder / "72.exit.json").write_bytes(b"dump 5")
+    dumps.look(0)  # before it is known which rank process 72 is
+    register(tmp_path, 72, 5)
+    dumps.take(0)
+    (folder / "70.exit.json").write_bytes(b"dump 3")
+    dumps.finish(0)
+    copied = {path.name: path.read_bytes() for path in (tmp_path / "recording/nccl").iterdir()}
+    assert copied == {"exit_rank_3.json": b"dump 3", "exit_rank_5.json": b"dump 5"}
 
 
 def test_a_restarted_rank_replaces_the_earlier_dump(tmp_path: Path) -> None:
