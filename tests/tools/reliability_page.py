@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,9 @@ from tests.scenarios.faults.guards import GUARDS, UNGUARDED, Guard
 from tests.scenarios.faults.model import Fault
 from tests.scenarios.faults.promises import GROUPS, Promise
 from tests.scenarios.faults.registry import FAULTS
-from tests.scenarios.faults.results import load_results
+from tests.scenarios.faults.results import STORE, load_results
 
+COST = STORE.with_name("overhead_blocks.json")
 PAGE = "docs/reliability.md"
 NOT_TRIED = "not tried"
 HEAD = """# Reliability
@@ -51,6 +53,16 @@ records or in a refusal. *Defects* are errors of other kinds, hangs, and deaths 
 
 | format | inputs | read | refused | analyzed | defects | measured |
 |---|---|---|---|---|---|---|
+"""
+COST_HEAD = """
+## Cost to the job
+
+A recorded training loop switches recording on and off in turns, every 0.1 s: recorder and probe are
+stopped or go on (`make -C bench overhead-blocks`). What the hooks cost per operation is measured
+apart (bench/README.md).
+
+| ranks | pairs of blocks | a step takes longer by | 95 % interval | measured |
+|---|---|---|---|---|
 """
 TAIL = """
 ## Again
@@ -96,8 +108,18 @@ def make_pages() -> dict[str, str]:
     lines += [f"| `{fault}` | – | no guard: {why} | – |\n" for fault, why in UNGUARDED.items()]
     lines.append(MUTATIONS_HEAD)
     lines += map(format_mutations, sorted(document.get("mutations", {}).items()))
+    lines.append(COST_HEAD)
+    lines += map(format_cost, sorted(json.loads(COST.read_text(encoding="utf-8")).items()))
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
+
+
+def format_cost(entry: tuple[str, Mapping[str, Any]]) -> str:
+    """Return the row of a number of ranks."""
+    ranks, values = entry
+    mean, low, high = (f"{value:+.3f} %" for value in values["percent"])
+    measured = f"{values['date']}, {values['cpus']} CPUs"
+    return f"| {ranks} | {values['pairs']:,} | {mean} | {low} to {high} | {measured} |\n"
 
 
 def format_mutations(entry: tuple[str, Mapping[str, Any]]) -> str:
