@@ -44,7 +44,7 @@ from clusterprof.agent.launch.election import (
     join_recorder,
     write_private_file,
 )
-from clusterprof.agent.launch.nccl import with_nccl_variables
+from clusterprof.agent.launch.nccl import reserve_output, with_nccl_variables
 from clusterprof.agent.linux.files import Roots
 from clusterprof.agent.options import DEFAULT_OUT, Plan, encode_plan
 from clusterprof.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CannotStart, ClusterprofError
@@ -91,8 +91,7 @@ def start_detached_agent(
     """Start the agent and return its reply, {} when none arrives in time.
 
     lock: descriptor of the recorder's lock, which the agent inherits.
-    Raises: CannotStart when the agent reports that it cannot record, or ends without a
-    reply.
+    Raises: CannotStart when the agent reports that it cannot record, or ends without a reply.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
@@ -451,8 +450,7 @@ def start_recording(
 ) -> Path | None:
     """Register a process, and start the recorder if no other process has.
 
-    pid: None = this process. Returns the folder of the recording, None if another process has
-    started the recorder.
+    pid: None = this process. Returns the folder of the recording, None if another recorder runs.
     Raises: CannotStart when the recorder cannot start.
     """
 
@@ -471,6 +469,8 @@ def start_recording(
             arguments.append(f"--duration={request.duration_ns / 1e9:.9f}s")
         timeout_s = STRICT_READY_TIMEOUT_S if request.inject == "strict" else READY_TIMEOUT_S
         _make_parents(out.absolute())
+        if request.nccl:
+            reserve_output(run_dir)
         reply = start_detached_agent(arguments, run_dir, lock, timeout_s)
     finally:
         os.close(lock)

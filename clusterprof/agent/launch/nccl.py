@@ -79,7 +79,7 @@ def with_nccl_variables(
     """
     result = dict(environ)
     output = run_dir / OUTPUT_LINK
-    _reserve_output(output)
+    reserve_output(run_dir)
     if not any(name in environ for name in _BUFFER_VARIABLES):
         result[_BUFFER_VARIABLES[0]] = _BUFFER_ENTRIES
     if not any(name in environ for name in _DUMP_VARIABLES):
@@ -122,16 +122,17 @@ def link_output(run_dir: Path, folder: Path) -> None:
     os.rename(temporary, run_dir / OUTPUT_LINK)
 
 
-def _reserve_output(output: Path) -> None:
+def reserve_output(run_dir: Path) -> None:
     """Create the link without a target, unless it exists, and the folder of dumps.
 
-    Until the recorder links it to its recording nothing can be written there: the run directory is
-    in memory, and must not fill.
+    Before the recorder starts: it asks for output and dumps only where both are. Until it links
+    them to its recording nothing can be written there: the run directory is in memory, and must not
+    fill.
     """
     with contextlib.suppress(OSError):
-        os.symlink("absent/nccl", output)
-    with contextlib.suppress(OSError):  # before the recorder starts, which watches the folder
-        os.mkdir(output.with_name(DUMP_FOLDER), 0o700)
+        os.symlink("absent/nccl", run_dir / OUTPUT_LINK)
+    with contextlib.suppress(OSError):
+        os.mkdir(run_dir / DUMP_FOLDER, 0o700)
 
 
 MAX_FILE_BYTES = 16 << 20

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from clusterprof.agent.launch import nccl
+from clusterprof.agent.launch import launcher, nccl
 from clusterprof.agent.launch.nccl import (
     CHECK_NS,
     MAX_FILE_BYTES,
@@ -15,6 +16,7 @@ from clusterprof.agent.launch.nccl import (
     remove_first_bytes,
     with_nccl_variables,
 )
+from clusterprof.agent.options import Plan
 
 LINE = b'{"header": {"id": "0x1", "rank": 0}, "coll_perf": {"coll_sn": %09d}}\n'
 
@@ -36,6 +38,23 @@ def test_plugins_cannot_write_before_the_recording_exists(tmp_path: Path) -> Non
     with pytest.raises(OSError):  # as the plugin does
         os.mkdir(tmp_path / "nccl")
     assert not (tmp_path / "nccl").exists()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_output_is_reserved_before_the_recorder_starts(
+    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorder that is quick must find it: it looks once, when it starts."""
+    seen = []
+
+    def start_agent(arguments: Sequence[str], run_dir: Path, *_: object) -> dict[str, str]:
+        seen.append((os.path.islink(run_dir / "nccl"), (run_dir / "dumps").is_dir()))
+        return {}
+
+    monkeypatch.setattr(launcher, "start_detached_agent", start_agent)
+    request = launcher.LaunchRequest(("true",), tmp_path / "out", Plan, nccl=wanted)
+    launcher.start_recording(request, "job", tmp_path / "run-dir", {}, lambda line: None)
+    assert seen == [(wanted, wanted)]
 
 
 def test_plugin_output_is_kept_in_the_recording(tmp_path: Path) -> None:
