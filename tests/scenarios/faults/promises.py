@@ -323,8 +323,8 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             ),
             Promise(
                 34,
-                "Nothing in a file is executed: no pickle, no eval, no YAML tags, no shell. The check "
-                "of style forbids the calls.",
+                "Nothing in a file is executed: no pickle, no eval, no YAML tags, no shell. The "
+                "check of style forbids the calls.",
                 tests=(
                     "tests/config/test_yaml_file.py",
                     "tests/analysis/importers/nccl/test_flight_recorder.py",
