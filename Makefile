@@ -8,6 +8,9 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # keep two cores busy.
 WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# Rooms whose tests start few processes of their own.
+UNITS := agent analysis config gate output report trace util test_house.py
+
 COMPILE := $(VENV)-pins/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \
     --custom-compile-command "make pins"
 
@@ -50,8 +53,8 @@ test: $(VENV)/torch ## run all tests, real torch training included (about six mi
 	$(BIN)/python -m pytest tests -m "not alone and not accept and not long" $(WORKERS)
 	$(BIN)/python -m pytest tests -m "alone and not accept and not long"
 
-test-fast: $(VENV)/dev ## run the tests that need no torch and change nothing on the machine
-	$(BIN)/python -m pytest tests -m "not alone and not accept and not long and not torch" $(WORKERS)
+test-fast: $(VENV)/dev ## run the unit tests of recorder, analysis and output (a minute and a half)
+	$(BIN)/python -m pytest $(UNITS:%=tests/%) -m "not alone and not accept and not long and not torch" $(WORKERS)
 
 # Long variants of the tests, and many more generated examples (nightly).
 test-long: $(VENV)/torch

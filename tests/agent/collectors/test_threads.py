@@ -11,7 +11,7 @@ import pytest
 
 from clusterprof.agent.linux.files import Roots
 from clusterprof.errors import Unavailable
-from tests.support.fake_threads import FakeThread, ThreadRig
+from tests.support.fake_threads import FakeThread, Row, ThreadRig
 
 SLEEP = "import time; print(flush=True); time.sleep(60)"
 SPIN_BESIDE = """
@@ -75,19 +75,23 @@ def test_a_sleeping_process_has_its_wait_place_in_every_tick(
     assert process.stdout is not None
     process.stdout.readline()
     rig.pids = [process.pid]
-    (row,) = rig.tick_until(lambda rows: [row for row in rows if row.state == ord("S")])
-    for _ in range(3):
-        (again,) = rig.tick()
-        # It was not on a CPU: everything but the time and the place is as it was.
-        assert again[1:-1] == row[1:-1]
+    latest: list[Row] = []
+
+    def is_unchanged(rows: list[Row]) -> bool:
+        # Not on a CPU for three ticks: everything but the time and the place is as it was.
+        latest[:] = [*latest[-3:], *rows]
+        return len(latest) == 4 and len({row[1:-1] for row in latest}) == 1
+
+    (row,) = rig.tick_until(is_unchanged)
+    assert row.state == ord("S")
     assert row.pid == row.tid == process.pid
     assert row.on_cpu > 0
     assert row.run_delay >= 0
     place = Path(f"/proc/{process.pid}/wchan").read_text()
     if place == "0":
-        assert again.wchan == -1  # a kernel that does not tell
+        assert row.wchan == -1  # a kernel that does not tell
     else:
-        assert rig.list_wait_places()[again.wchan] == place.split(".")[0]
+        assert rig.list_wait_places()[row.wchan] == place.split(".")[0]
 
 
 def test_spinning_threads_are_followed_and_idle_threads_are_not(
