@@ -307,7 +307,7 @@ def compare_tables(files: Sequence[str], texts: Sequence[NcclText]) -> list[str]
         where = " and ".join(sorted(text.test_hosts)) if len(text.test_hosts) <= 2 else ""
         for table in text.tables:
             speed = table.average_gbps or max((row.bus_gbps for row in table.rows), default=0.0)
-            if speed > 0:
+            if speed > 0 and table.rows:
                 sizes = tuple(sorted({row.bytes for row in table.rows}))
                 key = table.rows[0].operation, text.test_ranks, sizes
                 item = speed, where or file, frozenset(text.test_hosts)
@@ -385,7 +385,7 @@ _ROW_BEGIN = re.compile(r"\d{1,18}\s+\d+\s+[a-z]\w*(?:\s+(?:[a-z]\w*|none))?\s+-
 _ROW_TIMES = re.compile(r"\s*([\d.]+\s+[\d.]+\s+[\d.]+)\s+(?:\d|N/A)")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
-_TEST_HEAD = re.compile(rb"(?m)^\s*# nThread \d+ nGpus \d+ minBytes \d+ maxBytes \d+")
+_TEST_HEAD = re.compile(rb"(?m)^[ \t]*# nThread \d+ nGpus \d+ minBytes \d+ maxBytes \d+")
 """First line of nccl-tests: the list of a large job's ranks comes before the table."""
 _LAUNCHER_TAG = re.compile(r"\[[\w.@-]{1,64},\d{1,9}\]<std(?:out|err)>:")
 """What `mpirun --tag-output` puts before each piece of output, also within a line."""
