@@ -58,8 +58,9 @@ COST_HEAD = """
 ## Cost to the job
 
 A recorded training loop switches recording on and off in turns, every 0.1 s: recorder and probe are
-stopped or go on (`make -C bench overhead-blocks`). What the hooks cost per operation is measured
-apart (bench/README.md).
+stopped or go on (`make -C bench overhead-blocks`). Where all CPUs are busy with ranks, the recorder
+takes its time from one of them, and the others wait for that one. What the hooks cost per operation
+is measured apart (bench/README.md).
 
 | ranks | pairs of blocks | a step takes longer by | 95 % interval | measured |
 |---|---|---|---|---|
