@@ -133,7 +133,12 @@ def _unpack_value(data: bytes, offset: int) -> tuple[Any, int]:
     for _ in range(size * (2 if code == _MAP32 else 1)):
         item, offset = _unpack_value(data, offset)
         items.append(item)
-    return (dict(zip(items[::2], items[1::2])) if code == _MAP32 else items), offset
+    if code == _ARRAY32:
+        return items, offset
+    try:
+        return dict(zip(items[::2], items[1::2])), offset
+    except TypeError as error:  # a list or a map as the key of a map
+        raise ValueError("not a key") from error
 
 
 PAGE_BYTES = 4096

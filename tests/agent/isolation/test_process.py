@@ -55,6 +55,13 @@ def test_a_damaged_message_raises_only_value_error(payload: bytes) -> None:
         pass
 
 
+def test_a_map_with_a_list_as_its_key_is_refused() -> None:
+    nil, empty_list = b"\xc0", b"\xdd\0\0\0\0"
+    assert process.decode_message(b"\xdf\0\0\0\1" + nil + empty_list) == {None: []}
+    with pytest.raises(ValueError, match="not a key"):
+        process.decode_message(b"\xdf\0\0\0\1" + empty_list + nil)
+
+
 def test_an_impossible_length_is_refused() -> None:
     with pytest.raises(ValueError, match="4294967295 bytes"):
         list(process.take_payloads(bytearray(b"\xff\xff\xff\xff")))
