@@ -86,8 +86,8 @@ def record(
 def wait_until(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Return the first true value of `what()`; fail after a timeout.
 
-    Asks for at most a fifth of the time: many a question reads a whole recording. On a busy machine
-    a question takes long, and the patience lasts until it was asked often enough.
+    Calls `what` for at most a fifth of the time, as many calls read a whole recording. On a busy
+    machine, where each call is slow, the timeout ends only after MIN_QUESTIONS calls.
     """
     end, asked = time.monotonic() + patience_s, 0
     while (began := time.monotonic()) < end or asked < MIN_QUESTIONS:

@@ -48,8 +48,9 @@ MUTATIONS_HEAD = """
 
 Good files were mutated: bits, bytes, numbers, tokens, lines and nesting; parts repeated, removed,
 exchanged, compressed. Each input was read in a process with limits: 2 s of CPU, 256 MiB beyond
-what the process had; one in a thousand went through a whole analysis (10 s). An input must end in
-records or in a refusal. *Defects* are errors of other kinds, hangs, and deaths of the process.
+what the process had; of traces and recordings one in a thousand also went through a whole analysis
+(10 s). An input must end in records or in a refusal. *Defects* are other errors, hangs, and
+deaths of the process.
 
 | format | inputs | read | refused | analyzed | defects | measured |
 |---|---|---|---|---|---|---|

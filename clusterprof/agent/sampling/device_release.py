@@ -1,7 +1,7 @@
-"""Let go of all devices on SIGUSR2, and open them again on the next one.
+"""Release all devices on SIGUSR2, and open them again on the next one.
 
 A GPU cannot be reset, and its MIG mode not be changed, while any process has it open. So a user
-asks the recorder to let go of it, and the recording goes on without the devices:
+asks the recorder to release it, and the recording goes on without the devices:
 
     SIGUSR2 -> handler counts -> `look()` in the loop -> collectors closed -> helpers end
     SIGUSR2 -> handler counts -> `look()` in the loop -> collectors are opened at the next tick

@@ -89,7 +89,7 @@ def test_a_sleeping_process_has_its_wait_place_in_every_tick(
     assert row.run_delay >= 0
     place = Path(f"/proc/{process.pid}/wchan").read_text()
     if place == "0":
-        assert row.wchan == -1  # a kernel that does not tell
+        assert row.wchan == -1  # this kernel shows no wait place
     else:
         assert rig.list_wait_places()[row.wchan] == place.split(".")[0]
 

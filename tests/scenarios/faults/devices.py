@@ -296,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         "device-release",
-        "a user asks the recorder to let go of the GPUs, and later to open them again",
+        "a user asks the recorder to release the GPUs, and later to open them again",
         "SIGUSR2 at a random moment, also while a driver call is slow or hangs",
         release_devices,
         16,

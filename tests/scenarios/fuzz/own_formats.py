@@ -1,8 +1,8 @@
 """The formats of clusterprof itself that a campaign mutates, each with its seeds and its reader.
 
 A recording comes from another user, a ring and the files of the run directory from processes of the
-job, an answer from NCCL, a message from a helper in which a driver ran wild: each reader must end
-in values or in a refusal, as an importer must.
+job, an answer from NCCL, a message from a helper whose driver may have damaged its memory: each
+reader must end in values or in a refusal, as an importer must.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OwnFormat:
 
     name: str
     seeds: Callable[[], list[Case]]
-    read_files: Callable[[Path, Case], None]
+    read_files: Callable[[Path, Case], object]
     forges: bool = False
     is_recording: bool = False
 
@@ -84,9 +84,9 @@ class OwnFormat:
             empty_folder(folder)
         return READ
 
-    def analyze(self, case: Case, folder: Path) -> str:
-        """Analyze a recording; other formats are read once more."""
-        return try_whole(case, folder) if self.is_recording else self.read(case, folder)
+    def analyze(self, case: Case, folder: Path) -> str | None:
+        """Put a recording through the whole analysis; None for other formats, which have none."""
+        return try_whole(case, folder) if self.is_recording else None
 
 
 @cache
@@ -246,7 +246,7 @@ def make_report() -> list[Case]:
 
 
 def make_profiles() -> list[Case]:
-    """Return a profile that sets a value of each form, and one that extends another."""
+    """Return a profile for recording and one for a gate."""
     short = b"extends: default\nsampling: {hz: 5}\nrecording:\n  max_bytes: 2 GiB\n"
     gate = (
         b'extends: ci\ngate:\n  assertions:\n    - "gpu.busy_ratio >= 70%"\n'
@@ -319,17 +319,13 @@ OWN_FORMATS = (
     OwnFormat("recording-forged", list_recordings, read_recording, True, is_recording=True),
     OwnFormat("ring", make_ring, read_ring),
     OwnFormat("run-directory", make_run_directory, read_run_directory),
-    OwnFormat("report", make_report, lambda folder, _: void(load_report(folder / "report.json"))),
-    OwnFormat("profile", make_profiles, lambda folder, _: void(read_chain("./a.yaml", folder))),
+    OwnFormat("report", make_report, lambda folder, _: load_report(folder / "report.json")),
+    OwnFormat("profile", make_profiles, lambda folder, _: read_chain("./a.yaml", folder)),
     OwnFormat(
         "ras-answer",
         make_ras_answers,
-        lambda _, case: void(describe_reply(case.files[0][1].decode("utf-8", "replace"))),
+        lambda _, case: describe_reply(case.files[0][1].decode("utf-8", "replace")),
     ),
     OwnFormat("dive-trace", make_dive_trace, read_dive_trace),
     OwnFormat("helper-message", make_messages, read_messages),
 )
-
-
-def void(_value: object) -> None:
-    """Drop a value that was read."""

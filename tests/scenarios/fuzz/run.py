@@ -252,7 +252,8 @@ class Worker:
                     outcomes[format_.read(case, folder, number % ON_DISK == 0)] += 1
                     if number % ANALYSED == 0:
                         signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS_AT_MOST)
-                        outcomes[ANALYSIS + format_.analyze(case, folder)] += 1
+                        if (analyzed := format_.analyze(case, folder)) is not None:
+                            outcomes[ANALYSIS + analyzed] += 1
                 except BaseException as error:  # whatever comes is what is looked for
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)

@@ -47,8 +47,8 @@ class Format(Protocol):
     def read(self, case: Case, folder: Path, on_disk: bool) -> str:
         """Read an input; files lie in the folder for as long as it takes."""
 
-    def analyze(self, case: Case, folder: Path) -> str:
-        """Put an input through the whole analysis."""
+    def analyze(self, case: Case, folder: Path) -> str | None:
+        """Put an input through the whole analysis; None where there is no such analysis."""
 
 
 @dataclass(frozen=True)

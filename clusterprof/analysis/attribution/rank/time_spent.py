@@ -390,7 +390,7 @@ def _list_host_phases(
 ) -> Iterator[tuple[int, Pair, int]]:
     """Yield category, intervals and phase of what a host does while its device works on.
 
-    What keeps a host makes it arrive late, also where its device still had work.
+    A host that is held up arrives late at the next operation even if its device still has work.
     """
     table = rank.main.spans.get(layout.EVAL) if EVALUATION in host_bound else None
     if table:
