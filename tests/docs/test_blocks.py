@@ -13,7 +13,7 @@ import pytest
 from clusterprof.cli.app import main
 from clusterprof.cli.commands import COMMANDS
 from tests.support.manual_pages import PAGES, ROOT, SHELL_WORDS, list_commands, split_command
-from tests.support.recording_runs import make_job_id
+from tests.support.recording_runs import list_files, make_job_id
 from tests.tools.command_pages import iterate_options
 
 RECORDING = ROOT / "tests/recordings/v1"
@@ -124,4 +124,4 @@ def test_every_documented_record_command_runs(line: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     if words[0] == "record":
         assert "clusterprof: recording to" in done.stderr
-        assert list(tmp_path.glob("**/*.cpf"))
+        assert list_files(tmp_path, ".cpf")

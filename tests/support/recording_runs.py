@@ -123,6 +123,13 @@ def wait_for_recording(out: Path) -> Path:
     return Path(wait_until(lambda: next(iter(out.glob("*/000001.cpf")), None))).parent
 
 
+def list_files(folder: Path, suffix: str = "") -> list[Path]:
+    """List the files below a folder, sorted, while a recorder makes and removes folders in it."""
+    walked = os.walk(folder)  # leaves out what is gone, where rglob raises
+    paths = [Path(parent, name) for parent, _, names in walked for name in names]
+    return sorted(path for path in paths if path.name.endswith(suffix) and path.is_file())
+
+
 def find_recorder_pid(job: str) -> int:
     """Return the pid of the recorder of a job, once it records."""
     file = get_run_dir(job) / "agent.pid"

@@ -213,11 +213,11 @@ def is_read_again(out: Path, since_ns: int) -> bool:
 def list_holders(device: Path) -> list[int]:
     """Return the processes that have a file open, as `fuser` does."""
     pids = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if os.readlink(link) == str(device):
-                pids.append(int(link.parts[2]))
-    return sorted(set(pids))
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or is another user's
+            if str(device) in [os.readlink(link) for link in (process / "fd").iterdir()]:
+                pids.append(int(process.name))
+    return sorted(pids)
 
 
 def wait_until_released(device: Path) -> None:

@@ -20,6 +20,7 @@ from tests.support.recording_runs import (
     PYTHON,
     RECORD,
     get_run_dir,
+    list_files,
     make_environment,
     make_job_id,
     wait_until,
@@ -114,7 +115,7 @@ def plant_secrets(folder: Path, number: int) -> Trial:
     assert process.wait(PATIENCE_S) == 7
     wait_until(lambda: not get_run_dir(job).exists(), PATIENCE_S)
     time.sleep(0.3)
-    written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    written = b"".join(path.read_bytes() for path in list_files(out))
     for words in (("dump",), ("analyze", "--full"), ("analyze", "--json")):
         command = [PYTHON, "-m", "clusterprof", words[0], str(out), *words[1:]]
         written += subprocess.run(command, capture_output=True, check=True).stdout
@@ -151,8 +152,8 @@ def redact_recording(folder: Path, number: int) -> Trial:
     assert process.wait(PATIENCE_S) == 0
     wait_until(lambda: not get_run_dir(job).exists(), PATIENCE_S)
     time.sleep(0.3)
-    written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
-    written += b"".join(str(path.relative_to(out)).encode() for path in out.rglob("*"))
+    written = b"".join(path.read_bytes() for path in list_files(out))
+    written += b"".join(str(path.relative_to(out)).encode() for path in list_files(out))
     command = [PYTHON, "-m", "clusterprof", "dump", str(out)]
     dumped = subprocess.run(command, capture_output=True, check=True).stdout
     assert b"process-registered" in dumped and b"stacks-defined" in dumped

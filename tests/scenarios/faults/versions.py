@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.scenarios.faults.model import Fault, NotPossible, Trial
 from tests.scenarios.faults.rig import PATIENCE_S
-from tests.support.recording_runs import PYTHON, make_environment, make_job_id
+from tests.support.recording_runs import PYTHON, list_files, make_environment, make_job_id
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = 12
@@ -84,7 +84,7 @@ def record_with(tree: Path, folder: Path) -> Path:
     done = run_version(tree, ("record", "-o", str(out), "--", PYTHON, "-c", JOB), job)
     assert done.returncode == 0, done.stderr[-300:]
     end = time.monotonic() + PATIENCE_S
-    while not list(out.rglob("*.cpf")):
+    while not list_files(out, ".cpf"):
         if time.monotonic() > end:
             raise NotPossible(f"this version recorded nothing: {done.stderr[-200:]}")
         time.sleep(0.1)

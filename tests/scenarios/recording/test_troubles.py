@@ -25,6 +25,7 @@ from tests.support.recording_runs import (
     is_alive,
     list_counter_options,
     list_events,
+    list_files,
     make_environment,
     make_job_id,
     read_records,
@@ -184,10 +185,10 @@ def test_no_secret_of_the_job_enters_the_recording(tmp_path: Path) -> None:
     )
     wait_for_recording(out)
     wait_until(lambda: get_run_dir(job).exists() and not list(get_run_dir(job).glob("probe.*.tmp")))
-    written = b"".join(path.read_bytes() for path in get_run_dir(job).rglob("*") if path.is_file())
+    written = b"".join(path.read_bytes() for path in list_files(get_run_dir(job)))
     assert process.wait() == 0
     wait_for_end(out)
-    written += b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    written += b"".join(path.read_bytes() for path in list_files(out))
     dumped = subprocess.run(
         [PYTHON, "-m", "clusterprof", "dump", str(out)], capture_output=True, check=True
     ).stdout  # unpacked, or a compressed secret would go unseen

@@ -21,7 +21,7 @@ from clusterprof.trace.schema import Event, Header, Spans
 from clusterprof_lab.real.cable import Cable, build_cable
 from clusterprof_lab.real.node import Node, why_not_here
 from clusterprof_lab.real.slurm import check_slurm, find_program, run_slurm
-from tests.support.recording_runs import make_environment, wait_until
+from tests.support.recording_runs import list_files, make_environment, wait_until
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "deploy/slurm"
@@ -194,7 +194,7 @@ def test_small_jobs_and_jobs_that_opt_out_are_not_recorded(cluster: Cluster) -> 
     assert "0 True" in cluster.run("srun", "-N1", "-n1", "--gpus-per-node=2", *python)
     refused = {"CLUSTERPROF_DISABLE": "1"}
     cluster.run("srun", "-N2", "-n2", "--gpus-per-node=2", *python, **refused)
-    assert list(cluster.runs.rglob("*.cpf")) == []
+    assert list_files(cluster.runs, ".cpf") == []
     cluster.set(min_gpus="0")
     cluster.run("srun", "-N1", "-n1", *python)
     cluster.wait_for_end("3")
@@ -226,7 +226,7 @@ def test_script_errors_never_fail_a_job_or_drain_a_node(cluster: Cluster) -> Non
     conf.unlink()
     assert len(cluster.run("srun", *step).splitlines()) == 2
     assert cluster.run("sinfo", "-h", "-t", "drain,drained,draining,down", "-o", "%D").strip() == ""
-    assert list(cluster.runs.rglob("*.cpf")) == []
+    assert list_files(cluster.runs, ".cpf") == []
 
 
 def test_files_of_a_killed_recorder_are_removed_from_the_node(cluster: Cluster) -> None:
