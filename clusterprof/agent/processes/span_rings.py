@@ -318,6 +318,8 @@ def open_ring(path: str, pid: int, ticks: int, memory_file: bool) -> Ring:
         descriptor = os.open(path, flags if memory_file else flags | os.O_NOFOLLOW)
     except OSError as error:
         raise Unavailable("failed", error.strerror or "cannot be opened") from error
+    except ValueError:  # with a NUL or half a surrogate pair
+        raise Unavailable("failed", "no file can have its name") from None
     try:
         size = _check_file(os.fstat(descriptor))
         header = layout.HEADER.unpack(os.pread(descriptor, layout.HEADER.size, 0))

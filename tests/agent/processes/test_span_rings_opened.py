@@ -70,12 +70,14 @@ def test_invalid_ring_announcements_are_refused_and_reported_once(tmp_path: Path
     (folder / "4.json").write_text("[" * 3000)
     (folder / "5.json").write_text("{" + " " * 5000 + "}")
     (folder / "6.json").symlink_to("/etc/passwd")
+    for number, path in ((7, "half a surrogate pair \ud800"), (8, "a NUL \0")):
+        announce_ring(folder, f"{number}.json", pid=PID, started_ticks=TICKS, fd=None, path=path)
     rings = SpanRings(tmp_path)
     rings.look(NOW_NS)
     rings.look(NOW_NS)
     records = rings.take(NOW_NS)
     refused = [record.attributes["ring"] for record in records if isinstance(record, Event)]
-    assert sorted(refused) == [f"{number}.json" for number in range(1, 7)]
+    assert sorted(refused) == [f"{number}.json" for number in range(1, 9)]
     assert list_sequences([record for record in records if isinstance(record, Spans)]) == [1]
     assert rings.take(NOW_NS) == []  # reported once
     rings.close()
