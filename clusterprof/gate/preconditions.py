@@ -14,6 +14,7 @@ from clusterprof.errors import UsageError
 from clusterprof.gate.rules import Policy
 from clusterprof.report.model import Report, RunFingerprint
 from clusterprof.units import format_quantity
+from clusterprof.util.ranges import format_host_list
 
 
 def check_preconditions(report: Report, policy: Policy) -> tuple[str, ...]:
@@ -46,6 +47,10 @@ def check_preconditions(report: Report, policy: Policy) -> tuple[str, ...]:
             f"damage: {format_quantity(damaged, 'bytes')} of the recording could not be read,"
             f" {format_quantity(policy.max_damaged_bytes, 'bytes')} allowed"
         )
+    altered = [node.name for node in report.nodes if node.altered_segments]
+    if altered:
+        names = format_host_list(altered)
+        problems.append(f"origin: the recording of {names} was changed after it was closed")
     dropped = sum(node.dropped_spans for node in report.nodes)
     if dropped > policy.max_dropped_spans:
         problems.append(f"losses: {dropped:,} spans dropped, {policy.max_dropped_spans:,} allowed")

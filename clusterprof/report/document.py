@@ -342,6 +342,7 @@ class NodeFacts(Document, frozen=True):
     dropped_spans: Count
     recorder_cpu_ratio: Factor | None
     rack: str = ""
+    altered_segments: Count = 0
 
 
 class CauseByBlock(Row, frozen=True):

@@ -451,6 +451,8 @@ class NodeFacts:
     """False for a trace that states no unit of time."""
     rack: str = ""
     """Its leaf switch, by the resource manager's topology; "" when it states none."""
+    altered_segments: int = 0
+    """Files of its recording that were changed or removed after the recorder closed them."""
 
 
 @dataclass(frozen=True, slots=True)

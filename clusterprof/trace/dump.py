@@ -42,7 +42,7 @@ def _iterate_lines(folders: tuple[Path, ...]) -> Iterator[str]:
             )
         for field in fields(reader.damage):
             value = getattr(reader.damage, field.name)
-            if field.name.startswith("implausible_") and not value:
+            if field.name.startswith(("implausible_", "altered_")) and not value:
                 continue  # the summary of a healthy recording stays as it was
             if isinstance(value, int):
                 totals[field.name] = totals.get(field.name, 0) + value

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from clusterprof.errors import NoRecording
 from clusterprof.trace import frame
@@ -34,7 +34,19 @@ from clusterprof.trace.decoder import Decoder, PackedSpans, UnknownLayoutError
 from clusterprof.trace.plausibility import ImplausibleError, TimeFilter
 from clusterprof.trace.remote import RemotePath, resolve_path
 from clusterprof.trace.schema import Header, Record
-from clusterprof.trace.segments import SUFFIX, format_segment_name, is_segment
+from clusterprof.trace.segments import (
+    SUFFIX,
+    find_missing_segments,
+    format_segment_name,
+    is_segment,
+    list_names,
+    list_segments,
+    merge_segments,
+    read_digests,
+)
+
+if TYPE_CHECKING:
+    import hashlib
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_BUDGET_BYTES = 64 << 20
@@ -62,6 +74,10 @@ class Damage:
     """What is wrong with the first of them."""
     implausible_attributes: int = 0
     """Attributes of events that no recorder writes; the events were read without them."""
+    altered_segments: int = 0
+    """Segments that differ from their listed SHA-256, or are gone; complete when all was read."""
+    altered_example: str = ""
+    """Name of the first of them."""
 
 
 class DamageCounter:
@@ -71,6 +87,7 @@ class DamageCounter:
         self.damaged_bytes = self.damaged_places = self.torn_tail_bytes = 0
         self.frames_read = self.unknown_frames = self.implausible_records = 0
         self.implausible_example, self.implausible_attributes = "", 0
+        self.altered_segments, self.altered_example = 0, ""
         self.bytes_read = self.bytes_searched = 0
 
     def damage(self) -> Damage:
@@ -82,6 +99,11 @@ class DamageCounter:
         self.implausible_records += records
         self.implausible_attributes += attributes
         self.implausible_example = self.implausible_example or example
+
+    def add_altered(self, names: Sequence[str]) -> None:
+        """Count segments that are not as the recorder closed them."""
+        self.altered_segments += len(names)
+        self.altered_example = self.altered_example or "".join(names[:1])
 
     def may_search(self, size: int) -> bool:
         """Return whether another candidate frame of this size may be checked.
@@ -101,8 +123,12 @@ class DamageCounter:
 class Scanner:
     """Scans one file front to back, with one frame and one chunk in memory."""
 
-    def __init__(self, file: BinaryIO, count: DamageCounter) -> None:
+    def __init__(
+        self, file: BinaryIO, count: DamageCounter, digest: hashlib._Hash | None = None
+    ) -> None:
+        """Take a file; `digest` is updated with all that is read."""
         self._file = file
+        self._digest = digest
         self._count = count
         self._data = bytearray()
         self._at = 0  # in the data: where the next frame should begin
@@ -175,6 +201,8 @@ class Scanner:
             if not chunk:
                 break
             self._data += chunk
+            if self._digest is not None:
+                self._digest.update(chunk)
             self._count.bytes_read += len(chunk)
         return len(self._data)
 
@@ -201,7 +229,7 @@ def list_node_folders(path: Path) -> tuple[Path, ...]:
             "give the folder that `clusterprof record` wrote",
         )
     try:
-        names = _list_names(path)
+        names = list_names(path)
     except OSError as error:
         raise NoRecording(
             f"{path}: {(error.strerror or str(error)).lower()}",
@@ -266,7 +294,7 @@ def list_recordings_inside(path: Path) -> list[Path]:
         try:
             if list_segments(folder):
                 continue  # a node of this recording
-            nodes = [folder / name for name in _list_names(folder)]
+            nodes = [folder / name for name in list_names(folder)]
             written += [(read_write_time(node), folder) for node in nodes if list_segments(node)]
         except OSError:
             continue
@@ -416,40 +444,26 @@ class NodeReader:
 
     def _scan(self, count: DamageCounter) -> Iterator[frame.Frame]:
         before = 0
-        for segment in [self.path] if self.path.is_file() else list_segments(self.path):
+        is_alone = self.path.is_file()
+        digests = read_digests(self.path.parent if is_alone else self.path)
+        segments = [self.path] if is_alone else list_segments(self.path)
+        for segment in segments:
             try:
                 with segment.open("rb", buffering=0) as file:
                     self._segment = before, file
-                    yield from Scanner(file, count).frames()
+                    listed = digests.get(segment.name)
+                    digest = sha256() if listed else None
+                    yield from Scanner(file, count, digest).frames()
+                    if digest is not None and digest.hexdigest() != listed:
+                        count.add_altered([segment.name])
                     before += file.tell()
                     self._segment = before, None
             except FileNotFoundError:
                 continue  # removed by the size limit meanwhile; the recording says so
             except OSError:
                 count.damaged_places += 1
-
-
-def _list_names(folder: Path) -> list[str]:
-    """List the names in a folder in order.
-
-    Raises: OSError when it cannot be listed.
-    """
-    if isinstance(folder, RemotePath):
-        return [path.name for path in folder.iterdir()]
-    return sorted(os.listdir(folder))
-
-
-def list_segments(folder: Path) -> list[Path]:
-    """List the segments of a node in numeric order; [] when the folder has none."""
-    try:
-        if isinstance(folder, RemotePath):
-            names = [name for name in _list_names(folder) if is_segment(name)]
-        else:
-            entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
-            names = [entry.name for entry in entries if entry.is_file()]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
+        if not is_alone:
+            count.add_altered(find_missing_segments(digests, [path.name for path in segments]))
 
 
 _INPUT_HINT = "give the folders that `clusterprof record` wrote"
@@ -543,20 +557,6 @@ def list_unreadable_folders(path: Path) -> list[SkippedInput]:
             why = (error.strerror or str(error)).lower()
             remedy = "analyze as the user who recorded, or make the folder readable for this user"
             out.append(SkippedInput(path / entry.name, why, remedy, is_copy=False))
-    return out
-
-
-def merge_segments(folders: Sequence[Path]) -> list[Path]:
-    """Replace several segments of one folder by the folder; `run/*/*.cpf` names them one by
-    one.
-    """
-    parents = Counter(folder.parent for folder in folders if is_segment(folder.name))
-    out: list[Path] = []
-    for folder in folders:
-        if is_segment(folder.name) and parents[folder.parent] > 1:
-            folder = folder.parent
-        if folder not in out:
-            out.append(folder)
     return out
 
 

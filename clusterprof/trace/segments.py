@@ -1,6 +1,10 @@
 """Create and list the segments of one node's recording: 000001.cpf, 000002.cpf … in a
 private folder.
 
+SHA256SUMS beside them has the digest of each segment that the recorder has closed, in the format
+of `sha256sum`. It is written once per segment and never read by the recorder, so a segment that
+was changed later no longer agrees with it.
+
 Every path is opened relative to a descriptor of the folder and never through a link, so
 that another user with write access nearby cannot redirect the recording.
 """
@@ -11,15 +15,23 @@ import errno
 import os
 import re
 import stat
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clusterprof.errors import CannotStart
+from clusterprof.trace.remote import RemotePath
 
 SUFFIX = ".cpf"
+DIGESTS_FILE = "SHA256SUMS"
 PRIVATE_MODE = 0o700
 """Mode of a folder that only its owner may use."""
 _OTHER_FOLDER_HINT = "give another output folder"
 _NAME = re.compile(r"[0-9]{6,9}\.cpf")
+_DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([0-9]{6,9}\.cpf)")
+_MAX_DIGESTS_BYTES = 8 << 20
+"""About 100,000 segments; what follows in a larger file is not read."""
 
 
 def is_segment(name: str) -> bool:
@@ -30,6 +42,73 @@ def is_segment(name: str) -> bool:
 def format_segment_name(number: int) -> str:
     """Return the file name of the segment with this number, from 1."""
     return f"{number:06d}{SUFFIX}"
+
+
+def list_names(folder: Path) -> list[str]:
+    """List the names in a folder in order.
+
+    Raises: OSError when it cannot be listed.
+    """
+    if isinstance(folder, RemotePath):
+        return [path.name for path in folder.iterdir()]
+    return sorted(os.listdir(folder))
+
+
+def list_segments(folder: Path) -> list[Path]:
+    """List the segments of a node in numeric order; [] when the folder has none."""
+    try:
+        if isinstance(folder, RemotePath):
+            names = [name for name in list_names(folder) if is_segment(name)]
+        else:
+            entries = [entry for entry in os.scandir(folder) if is_segment(entry.name)]
+            names = [entry.name for entry in entries if entry.is_file()]
+    except OSError:
+        return []
+    return [folder / name for name in sort_segments(names)]
+
+
+def sort_segments(names: Iterable[str]) -> list[str]:
+    """Sort the names of segments by number."""
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Read the SHA-256 of each closed segment by its name; {} when the folder lists none."""
+    path = folder / DIGESTS_FILE
+    try:
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            lines = file.read(_MAX_DIGESTS_BYTES).split(b"\n")
+    except OSError:
+        return {}
+    # a line that a full disk cut off lists nothing
+    whole = [match for match in map(_DIGEST_LINE.fullmatch, lines) if match is not None]
+    return {match[2].decode(): match[1].decode() for match in whole}
+
+
+def find_missing_segments(digests: Collection[str], names: Sequence[str]) -> list[str]:
+    """Find the listed segments that are gone, though older ones are there.
+
+    The size limit removes the oldest ones, so those before the first are not missed.
+    """
+    listed = sort_segments({*digests, *names})
+    first = listed.index(names[0]) if names else len(listed)
+    return [name for name in listed[first:] if name not in names]
+
+
+def merge_segments(folders: Sequence[Path]) -> list[Path]:
+    """Replace several segments of one folder by the folder; `run/*/*.cpf` names them one by
+    one.
+    """
+    parents = Counter(folder.parent for folder in folders if is_segment(folder.name))
+    out: list[Path] = []
+    for folder in folders:
+        if is_segment(folder.name) and parents[folder.parent] > 1:
+            folder = folder.parent
+        if folder not in out:
+            out.append(folder)
+    return out
 
 
 class SegmentFolder:
@@ -45,9 +124,8 @@ class SegmentFolder:
         self._file_mode = mode & 0o666
         self._path = path
         self._sizes: dict[str, int] = {}
-        for name in sorted(os.listdir(self._fd), key=lambda name: (len(name), name)):
-            if is_segment(name):
-                self._sizes[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
+        for name in sort_segments(filter(is_segment, os.listdir(self._fd))):
+            self._sizes[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
         self._number = max((int(name.removesuffix(SUFFIX)) for name in self._sizes), default=0)
 
     @property
@@ -74,6 +152,18 @@ class SegmentFolder:
     def set_size(self, name: str, size: int) -> None:
         """Record the size of a segment."""
         self._sizes[name] = size
+
+    def append_digest(self, name: str, digest: str) -> None:
+        """List the SHA-256 of a closed segment; when that fails, the segment stays unlisted."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = os.open(DIGESTS_FILE, flags | os.O_NONBLOCK, self._file_mode, dir_fd=self._fd)
+        except OSError:
+            return
+        with suppress(OSError):
+            os.write(file, f"{digest}  {name}\n".encode())
+        with suppress(OSError):
+            os.close(file)
 
     def remove(self, name: str) -> None:
         """Remove a segment; one that is already gone counts as removed."""

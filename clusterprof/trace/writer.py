@@ -17,6 +17,7 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 from clusterprof.trace.encoder import Encoder
@@ -75,6 +76,7 @@ class RecordingWriter:
         self._waiting_bytes = 0
         self._segment = ""
         self._fd = -1
+        self._digest = sha256()
         self._size = 0  # of the segment, up to the end of its last whole frame
         self._first_bytes = 0  # of the segment: its header and clock
         self._opened_ns = self._synced_ns = self._attempted_ns = 0
@@ -118,7 +120,7 @@ class RecordingWriter:
             self._drain(now_ns)  # the last attempt
         self.frames_dropped += len(self._waiting)
         self._waiting.clear()
-        self._close_segment()
+        self._close_segment(is_complete=True)
         self._folder.close()
 
     def _enqueue(self, frame: bytes) -> None:
@@ -177,7 +179,7 @@ class RecordingWriter:
         """Open the next segment with a header and a clock; remove old ones when over the size
         limit.
         """
-        self._close_segment()
+        self._close_segment(is_complete=True)
         notes: list[Record] = []
         while self._folder.total_bytes + self._segment_bytes > self._max_bytes:
             dropped = self._folder.drop_oldest()
@@ -191,7 +193,7 @@ class RecordingWriter:
             }
             notes.append(Event(now_ns, "segment-dropped", attributes))
         self._segment, self._fd = self._folder.create()
-        self._size = 0
+        self._size, self._digest = 0, sha256()
         header = self._header() if callable(self._header) else self._header
         try:
             for frame in self._encoder.frames([header, self._clock(), *notes]):
@@ -231,6 +233,7 @@ class RecordingWriter:
         except OSError:
             self._truncate()
             raise
+        self._digest.update(frame)
         self._size += len(frame)
         self.bytes_written += len(frame)
         self._folder.set_size(self._segment, self._size)
@@ -287,10 +290,14 @@ class RecordingWriter:
         self._unreported = 0
         self._encoder.reset_layouts()  # the definitions may be among the dropped frames
 
-    def _close_segment(self) -> None:
-        if self._fd >= 0:
-            try:
-                os.close(self._fd)
-            except OSError:
-                pass  # NFS reports a failed write here; the checksums of the next frames show it
-            self._fd = -1
+    def _close_segment(self, is_complete: bool = False) -> None:
+        """Close the segment; list the digest of a complete one, which is not changed any more."""
+        if self._fd < 0:
+            return
+        try:
+            os.close(self._fd)
+        except OSError:
+            is_complete = False  # NFS reports a failed write here; the frames' checksums show it
+        self._fd = -1
+        if is_complete:
+            self._folder.append_digest(self._segment, self._digest.hexdigest())

@@ -19,6 +19,7 @@ from clusterprof.errors import UsageError
 from clusterprof.trace.reader import NodeReader, list_node_folders
 from clusterprof.trace.schema import Event, Gap, Header, Record
 from tests.support.commands import make_environment, run_command
+from tests.support.recording_runs import wait_until
 
 PATIENCE_S = 30
 RECORD = [sys.executable, "-m", "clusterprof", "record"]
@@ -319,8 +320,10 @@ def test_the_mode_option_sets_permissions_of_the_recording(
     out = tmp_path / "runs" / "one"
     records_of(out)
     (node,) = list_node_folders(out)
+    wait_until((node / "SHA256SUMS").exists)
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (out, node, *node.iterdir())}
-    assert modes == {out.name: 0o750, node.name: 0o750, "000001.cpf": 0o640, "agent.log": 0o640}
+    files = ("000001.cpf", "SHA256SUMS", "agent.log")
+    assert modes == {out.name: 0o750, node.name: 0o750} | dict.fromkeys(files, 0o640)
 
 
 def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
@@ -328,8 +331,9 @@ def test_by_default_only_the_owner_may_read_a_recording(tmp_path: Path) -> None:
     (out,) = (tmp_path / "clusterprof-out").iterdir()
     records_of(out)
     (node,) = list_node_folders(out)
+    wait_until((node / "SHA256SUMS").exists)
     modes = [path.stat().st_mode & 0o7777 for path in (out.parent, out, node, *node.iterdir())]
-    assert modes == [0o755, 0o700, 0o700, *[0o600] * 2]
+    assert modes == [0o755, 0o700, 0o700, *[0o600] * 3]
 
 
 @pytest.mark.parametrize("mode", ["0770", "rwx", "0077", "7777", "0640"])

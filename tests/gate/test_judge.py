@@ -220,6 +220,18 @@ def test_the_policy_sets_the_preconditions_of_a_verdict() -> None:
         ), name
 
 
+def test_a_recording_that_was_changed_cannot_be_judged() -> None:
+    clean = make_clean_report()
+    assert verdict(clean, "gpu.busy_ratio >= 10%").exit_code == 0
+    altered = dataclasses.replace(clean.nodes[0], altered_segments=1)
+    changed = dataclasses.replace(clean, nodes=(altered,))
+    judged = verdict(changed, "gpu.busy_ratio >= 10%")
+    assert (judged.exit_code, judged.outcome) == (4, "cannot tell")
+    assert f"the recording of {altered.name} was changed after it was closed" in "\n".join(
+        judged.lines
+    )
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [

@@ -124,6 +124,7 @@ def test_the_dump_summary_states_the_damage_of_all_nodes(tmp_path: Path) -> None
         "torn_tail_bytes": gap_bytes,
         "frames_read": 8,
         "unknown_frames": 0,
+        "altered_segments": 2,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from clusterprof.errors import CannotStart, NoRecording
-from clusterprof.trace.reader import NodeReader, list_node_folders
+from clusterprof.trace.reader import Damage, NodeReader, list_node_folders
 from clusterprof.trace.schema import Columns, Event
+from clusterprof.trace.segments import read_digests
 from clusterprof.trace.writer import RecordingWriter
 from tests.support.trace_samples import (
     HEADER,
@@ -37,10 +39,17 @@ def seconds_in(path: Path) -> list[int]:
     ]
 
 
+def read_damage(path: Path) -> Damage:
+    """Return what a reader of a whole node or segment misses."""
+    reader = NodeReader(path)
+    assert list(reader)
+    return reader.damage
+
+
 def test_every_segment_is_readable_alone_with_header_and_clock(tmp_path: Path) -> None:
     node = tmp_path / "node"
     write_recording(node, [make_second(n) for n in range(40)], segment_bytes=3_000)
-    segments = sorted(node.iterdir())
+    segments = sorted(node.glob("*.cpf"))
     assert [path.name for path in segments] == [f"{n:06d}.cpf" for n in range(1, len(segments) + 1)]
     assert len(segments) > 4
     alone = []
@@ -59,7 +68,7 @@ def test_segments_rotate_by_time(tmp_path: Path) -> None:
     write_recording(
         tmp_path / "node", [make_second(n) for n in range(30)], segment_ns=10 * SECOND_NS
     )
-    assert [seconds_in(path) for path in sorted((tmp_path / "node").iterdir())] == [
+    assert [seconds_in(path) for path in sorted((tmp_path / "node").glob("*.cpf"))] == [
         list(range(0, 9)),
         list(range(9, 19)),
         list(range(19, 29)),
@@ -72,9 +81,9 @@ def test_the_size_limit_drops_and_reports_the_oldest_segments(tmp_path: Path) ->
     write_recording(
         node, [make_second(n) for n in range(120)], segment_bytes=5_000, max_bytes=40_000
     )
-    total = sum(path.stat().st_size for path in node.iterdir())
+    total = sum(path.stat().st_size for path in node.glob("*.cpf"))
     assert 20_000 < total <= 40_000
-    names = sorted(path.name for path in node.iterdir())
+    names = sorted(path.name for path in node.glob("*.cpf"))
     lost = int(names[0].removesuffix(".cpf")) - 1
     assert lost > 3
     kept = seconds_in(node)
@@ -88,7 +97,74 @@ def test_a_restarted_recorder_continues_with_the_next_segment(tmp_path: Path) ->
     write_recording(tmp_path / "node", [make_second(0)])
     write_recording(tmp_path / "node", [make_second(1)])
     assert seconds_in(tmp_path / "node") == [0, 1]
-    assert sorted(os.listdir(tmp_path / "node")) == ["000001.cpf", "000002.cpf"]
+    assert sorted(os.listdir(tmp_path / "node")) == ["000001.cpf", "000002.cpf", "SHA256SUMS"]
+
+
+def test_sha256sum_accepts_what_the_recorder_lists(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    write_recording(node, [make_second(n) for n in range(40)], segment_bytes=3_000)
+    write_recording(node, [make_second(40)])
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    done = subprocess.run(check, cwd=node, capture_output=True, text=True, check=True)
+    names = sorted(path.name for path in node.glob("*.cpf"))
+    assert done.stdout.splitlines() == [f"{name}: OK" for name in names] and len(names) > 4
+    assert read_damage(node) == Damage(frames_read=read_damage(node).frames_read)
+
+
+def test_changed_and_removed_segments_are_named(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    write_recording(node, [make_second(n) for n in range(40)], segment_bytes=3_000)
+    write_recording(tmp_path / "other", [make_second(7)])
+    names = sorted(path.name for path in node.glob("*.cpf"))
+    assert len(names) > 5
+    (node / names[0]).unlink()  # as the size limit does
+    assert read_damage(node).altered_segments == 0
+    shutil.copy(tmp_path / "other/000001.cpf", node / names[3])  # each frame of it is valid
+    (node / names[4]).unlink()
+    damage = read_damage(node)
+    assert (damage.altered_segments, damage.altered_example) == (2, names[3])
+    assert (damage.damaged_bytes, damage.unknown_frames) == (0, 0)
+    assert read_damage(node / names[3]).altered_segments == 1  # alone, too
+    assert read_damage(node / names[2]).altered_segments == 0
+    (node / names[-1]).unlink()
+    assert read_damage(node).altered_segments == 3
+    (node / "SHA256SUMS").unlink()  # as in recordings of older versions
+    assert read_damage(node).altered_segments == 0
+
+
+def test_a_segment_of_a_killed_writer_is_not_listed(tmp_path: Path) -> None:
+    node, clock = tmp_path / "node", ManualClock()
+    killed = RecordingWriter(node, HEADER, clock, keep_free_bytes=0)
+    killed.append(*make_second(0))
+    write_recording(node, [make_second(1)])
+    assert set(read_digests(node)) == {"000002.cpf"}
+    segment = node / "000001.cpf"
+    segment.write_bytes(segment.read_bytes()[:-1])
+    assert read_damage(node).altered_segments == 0
+    killed.close()
+
+
+def test_invalid_lists_of_digests_list_nothing(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    write_recording(node, [make_second(0)])
+    file = node / "SHA256SUMS"
+    whole = file.read_bytes()
+    for content in (
+        whole[:-4],
+        b"0" * 64,
+        b"\xff" * 9000,
+        whole.upper(),
+        b"0" * 64 + b"  ../x.cpf",
+    ):
+        file.write_bytes(content)
+        assert read_digests(node) == {}, content
+    file.write_bytes(whole[:30] + b"\n" + whole)
+    assert set(read_digests(node)) == {"000001.cpf"}
+    file.unlink()
+    os.mkfifo(file)  # would block
+    assert read_digests(node) == {}
+    write_recording(node, [make_second(1)])
+    assert seconds_in(node) == [0, 1]
 
 
 def test_the_first_frames_are_on_disk_before_anything_is_appended(tmp_path: Path) -> None:

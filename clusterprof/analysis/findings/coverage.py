@@ -202,6 +202,13 @@ def _report_lost_records(node: NodeResult) -> list[CoverageGap]:
     if damage.damaged_places:
         message = f"{damage.damaged_bytes:,} bytes in {damage.damaged_places} places are damaged"
         gaps.append(CoverageGap(source, "lost", message, "check the file system it was kept on"))
+    if damage.altered_segments:
+        noun = "file is" if damage.altered_segments == 1 else "files are"
+        message = (
+            f"{damage.altered_segments:,} {noun} not as the recorder closed them"
+            f" (SHA256SUMS); the first: {damage.altered_example}"
+        )
+        gaps.append(CoverageGap(source, "lost", message, "analyze the original recording"))
     if damage.torn_tail_bytes:
         message = f"the last {damage.torn_tail_bytes:,} bytes belong to a truncated frame"
         gaps.append(CoverageGap(source, "lost", message, ""))

@@ -311,6 +311,7 @@ def analyze_load(
         is_window=loaded.header.node.get("covers") == "window",
         has_time_unit=loaded.header.node.get("time_unit") != "unknown",
         rack=find_rack(loaded.header.launcher.get("variables")),
+        altered_segments=loaded.damage.altered_segments,
     )
     return NodeResult(
         facts,

@@ -26,11 +26,11 @@ from clusterprof.analysis.tasks.local_engine import JobRequest, NodeTask, run_no
 from clusterprof.errors import NoRecording
 from clusterprof.trace.reader import (
     list_node_folders,
-    list_segments,
     list_unreadable_folders,
     path_exists,
     read_identity,
 )
+from clusterprof.trace.segments import list_segments
 
 _START_BYTES = 4096  # of a recording; they hold its host and start, so that no two are equal
 MAX_STORED_RATIO = 0.25

@@ -18,8 +18,9 @@ from typing import Any
 from clusterprof.analysis.tasks.dask_client import get_host
 from clusterprof.analysis.tasks.remote_nodes import SeenPath, list_seen_paths
 from clusterprof.errors import ClusterFailed, ClusterprofError, NoRecording
-from clusterprof.trace.reader import SkippedInput, merge_segments
+from clusterprof.trace.reader import SkippedInput
 from clusterprof.trace.remote import RemotePath, resolve_path
+from clusterprof.trace.segments import merge_segments
 
 _UNREADABLE_HINT = "start the workers as the user who recorded, or make the folder readable"
 

@@ -57,6 +57,16 @@ def released(*events: tuple[float, str]) -> list[tuple[str, str, str]]:
     return [(gap.what, gap.message, gap.remedy) for gap in gaps if gap.what == "gpu_amd"]
 
 
+def test_files_that_were_changed_are_listed_as_lost() -> None:
+    made = node("node-1", [])
+    made.loaded.damage = Damage(altered_segments=2, altered_example="000003.cpf")
+    (gap,) = [gap for gap in list_coverage_gaps([made], [], {}, []) if gap.kind == "lost"]
+    assert (gap.what, gap.remedy) == ("recording of node-1", "analyze the original recording")
+    assert gap.message == (
+        "2 files are not as the recorder closed them (SHA256SUMS); the first: 000003.cpf"
+    )
+
+
 OFF, ON = "devices-released", "devices-resumed"
 
 

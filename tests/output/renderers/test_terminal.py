@@ -103,6 +103,14 @@ def test_many_causes_with_every_warning_fit_the_screen(number: int) -> None:
     assert "EMULATED" in screen and "UPPER BOUND" in screen and "DAMAGED" in screen
 
 
+def test_a_recording_that_was_changed_is_reported_on_the_first_screen() -> None:
+    report = ALL["storage"]()
+    altered = dataclasses.replace(report.nodes[0], altered_segments=3)
+    changed = dataclasses.replace(report, nodes=(altered, *report.nodes[1:]))
+    screen = "\n".join(Terminal().render(changed).splitlines()[:25])
+    assert "CHANGED: files of the recording are not as the recorder closed them." in screen
+
+
 @pytest.mark.parametrize("width", [20, 40, 57, 72, 80, 100, 120, 200, 500])
 @pytest.mark.parametrize("name", ALL)
 def test_no_line_exceeds_the_requested_width(name: str, width: int) -> None:

@@ -272,6 +272,98 @@ def overwrite_blocks(folder: Path, number: int) -> Trial:
     return Trial(float(worst), 20)
 
 
+# --- files that somebody changed ---
+
+
+def alter_segments(folder: Path, number: int) -> Trial:
+    """Change closed segments without damage, 20 times: all are counted, the gate cannot tell."""
+    draw, sealed = random.Random(number), folder / "sealed"
+    seconds = [make_second(n) for n in range(60)]
+    write_recording(sealed / "node", seconds, segment_bytes=4_000)
+    write_recording(folder / "other", [[*second, *make_simple_records()] for second in seconds])
+    assert _count_altered(sealed / "node") == 0
+    prepare_process()
+    for attempt in range(20):
+        run = folder / f"run-{attempt}"
+        shutil.copytree(sealed, run)
+        changed = draw.choice(ALTERATIONS)(run / "node", folder / "other", draw)
+        counted = _count_altered(run / "node")
+        assert counted == changed, f"{changed} files were changed, {counted} counted"
+        status, output = _run_gate(run)
+        assert status == 4 and "the recording of node-1 was changed" in output, output
+    return Trial(0.0, 20)
+
+
+def _count_altered(node: Path) -> int:
+    reader = NodeReader(node)
+    for _ in reader.frames():
+        pass
+    return reader.damage.altered_segments
+
+
+def _run_gate(run: Path) -> tuple[int, str]:
+    from clusterprof.cli.app import main
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = main(["gate", str(run), "--min-util", "0%"])
+    return status, output.getvalue()
+
+
+def _forge_until_changed(node: Path, _: Path, draw: random.Random) -> int:
+    """Change what valid frames hold; return the number of segments that differ."""
+    segment = draw.choice(sorted(node.glob("*.cpf")))
+    whole = segment.read_bytes()
+    while segment.read_bytes() == whole:
+        forge_segment(segment, draw)
+    return 1
+
+
+def _replace(node: Path, other: Path, draw: random.Random) -> int:
+    """Put a segment of another recording into the place of one."""
+    shutil.copy(other / "000001.cpf", draw.choice(sorted(node.glob("*.cpf"))))
+    return 1
+
+
+def _swap(node: Path, _: Path, draw: random.Random) -> int:
+    first, second = draw.sample(sorted(node.glob("*.cpf")), 2)
+    first.rename(node / "between")
+    second.rename(first)
+    (node / "between").rename(second)
+    return 2
+
+
+def _remove(node: Path, _: Path, draw: random.Random) -> int:
+    draw.choice(sorted(node.glob("*.cpf"))[1:]).unlink()
+    return 1
+
+
+def _append(node: Path, other: Path, draw: random.Random) -> int:
+    """Append whole frames of another recording."""
+    with draw.choice(sorted(node.glob("*.cpf"))).open("ab") as file:
+        file.write((other / "000001.cpf").read_bytes())
+    return 1
+
+
+def _shorten(node: Path, _: Path, draw: random.Random) -> int:
+    """Cut a segment at the end of a frame."""
+    segment = draw.choice(sorted(node.glob("*.cpf")))
+    data = segment.read_bytes()
+    segment.write_bytes(data[: draw.choice(find_frame_boundaries(data)[1:-1])])
+    return 1
+
+
+ALTERATIONS = (
+    _forge_until_changed,
+    _forge_until_changed,
+    _replace,
+    _swap,
+    _remove,
+    _append,
+    _shorten,
+)
+
+
 # --- files of other tools ---
 
 
@@ -343,6 +435,17 @@ FAULTS = (
         500,
         "frames for each block",
         "blocks",
+    ),
+    Fault(
+        "recording-altered",
+        "closed files of a recording are forged, replaced, swapped, removed, extended, shortened; "
+        "all their frames are valid",
+        "20 changes a trial, read by the reader and by `gate`",
+        alter_segments,
+        50,
+        500,
+        "changes unnoticed",
+        "changes",
     ),
     Fault(
         "recording-damaged",

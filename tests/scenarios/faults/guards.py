@@ -82,6 +82,31 @@ GUARDS = (
         1,
     ),
     Guard(
+        "recording-altered",
+        "trace/writer.py",
+        "the digest of a closed segment is listed",
+        "            self._folder.append_digest(self._segment, self._digest.hexdigest())\n",
+        "            pass\n",
+        1,
+    ),
+    Guard(
+        "recording-altered",
+        "trace/reader.py",
+        "segments that are gone are counted",
+        "            count.add_altered(find_missing_segments(digests, [path.name for path in "
+        "segments]))\n",
+        "            pass\n",
+        1,
+    ),
+    Guard(
+        "recording-altered",
+        "gate/preconditions.py",
+        "a recording that was changed is no ground for a verdict",
+        "    if altered:\n",
+        "    if False:\n",
+        1,
+    ),
+    Guard(
         "recording-forged",
         "trace/decoder.py",
         "types and ranges of events and headers are checked",

@@ -405,10 +405,13 @@ GROUPS: tuple[tuple[str, tuple[Promise, ...]], ...] = (
             ),
             Promise(
                 44,
-                "A recording shows whether somebody changed it.",
-                untried="nothing is built that could be tried",
-                shortfall="Not built: checksums find damage, not forgery. A forged recording is "
-                "read safely, and its contents are believed.",
+                "A file of a recording that is changed or removed after the recorder closed it is "
+                "named, and `gate` cannot tell.",
+                ("recording-altered",),
+                ("tests/trace/test_segments.py", "tests/gate/test_judge.py"),
+                shortfall="Nothing is signed: sign `SHA256SUMS` after the job, or a person who "
+                "can write to the recording changes that file too. The file that is open when a "
+                "recorder is killed is not listed.",
             ),
             Promise(
                 45,

@@ -402,9 +402,10 @@ def list_warnings(report: Report, with_bounds: bool = True) -> list[str]:
             f"DAMAGED: {format_quantity(damaged, 'bytes')} of the recording could not be read,"
             f" {dropped:,} spans were dropped; the rest was used."
         )
-    for error in list_imbalances(report)[:_MAX_IMBALANCES]:
-        lines.append(f"THE LEDGER DOES NOT BALANCE, please report it: {error}")
-    return lines
+    if any(node.altered_segments for node in report.nodes):
+        lines.append("CHANGED: files of the recording are not as the recorder closed them.")
+    errors = list_imbalances(report)[:_MAX_IMBALANCES]
+    return lines + [f"THE LEDGER DOES NOT BALANCE, please report it: {error}" for error in errors]
 
 
 def list_imbalances(report: Report) -> list[str]:
