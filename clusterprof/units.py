@@ -94,6 +94,7 @@ _WRITTEN_UNITS: dict[str, tuple[str, float]] = {
     "MHz": ("hertz", 1e6),
     "GHz": ("hertz", 1e9),
 }
+_MAX_QUANTITY_CHARACTERS = 500
 _QUANTITY = re.compile(
     r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]*)\s*", re.ASCII
 )
@@ -106,6 +107,8 @@ def parse_quantity(text: str) -> tuple[float, str]:
     '12.5' -> (12.5, '').
     Raises: ValueError with a readable message for any other text.
     """
+    if len(text) > _MAX_QUANTITY_CHARACTERS:  # to match tens of thousands of digits takes seconds
+        raise ValueError(f"{text[:20] + '…'!r} is not a number with a unit, such as 5% or 64 MiB")
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit, such as 5%, 250 ms or 64 MiB")

@@ -42,6 +42,7 @@ Aggregate = Literal["median", "pessimistic", "optimistic"]
 LEVELS: tuple[Level, ...] = ("off", "warn", "error")
 AGGREGATES: tuple[Aggregate, ...] = ("median", "pessimistic", "optimistic")
 
+_MAX_RULE_CHARACTERS = 1_000
 _NAME = r"[A-Za-z][\w.-]*"
 _LEVEL = re.compile(r"\s*(off|warn|error)\s*:\s*(.*)", re.ASCII | re.DOTALL)
 _RULE = re.compile(rf"\s*({_NAME})\s*(>=|<=|==|>|<)\s*(\S.*?)\s*", re.ASCII)
@@ -214,6 +215,11 @@ def require_rules(rules: Sequence[AnyRule]) -> None:
 
 
 def _split_level(text: str) -> tuple[Level, str]:
+    if len(text) > _MAX_RULE_CHARACTERS:  # to match tens of thousands of spaces takes seconds
+        raise UsageError(
+            f"the rule {text[:40] + '…'!r} has {len(text):,} characters;"
+            f" at most {_MAX_RULE_CHARACTERS:,} are read"
+        )
     match = _LEVEL.fullmatch(text)
     return (match[1], match[2]) if match else ("error", text)  # type: ignore[return-value]
 

@@ -119,6 +119,10 @@ def test_the_given_profile_precedes_environment_and_folder(tmp_path: Path) -> No
         ("- 1", "p.yaml:1: a profile must be a mapping of keys to values"),
         ("gate: {min_steps: 1.5}", "p.yaml:1: gate.min_steps must be a whole number, 0 or more"),
         ("gate:\n  min_steps: 1\n  min_steps: 2", "p.yaml:3: gate.min_steps is set twice"),
+        (
+            f"gate: {{min_coverage_ratio: {'9' * 60_000}x y}}",  # no time is spent on it
+            f"p.yaml:1: gate.min_coverage_ratio '{'9' * 20}…' is not a number with a unit",
+        ),
         ("gate: {min_coverage_ratio: 90}", "p.yaml:1: gate.min_coverage_ratio must be from 0 to 1"),
         (
             "gate: {assertions: gpu}",

@@ -245,6 +245,8 @@ def test_a_recording_that_was_changed_cannot_be_judged() -> None:
         ("gpu.busy_ratio >= nan", "is not a number with a unit"),
         ("gpu.busy_ratio >= 70 parsecs", "'parsecs' is not a unit"),
         ("gpu.busy_ratio >= 1e999", "is too large"),
+        ("gpu.busy_ratio >= " + 600 * "9" + "%", "…' is not a number with a unit"),
+        ("gpu.busy_ratio >= 7" + 70_000 * " " + "% or so", "has 70,026 characters; at most 1,000"),
         ("gpu.busy_ratio >= 70ms", "gpu.busy_ratio is in ratio, not in ns"),
         ("step.p95_ns <= 5%", "step.p95_ns is in ns, not in ratio"),
         ("stall.storage <= 5", "stall.storage_ratio is a ratio from 0 to 1"),
