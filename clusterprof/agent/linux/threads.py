@@ -12,9 +12,9 @@ open descriptor stays bound to its task, so a reused pid is never mistaken for t
 
 The row of a thread is built from the fewest reads that keep it correct. A thread that did not run
 since its last row is unchanged, so reading `schedstat` alone (0.4 µs; `stat` and `wchan` cost 1 to
-1.5 µs each) is enough to repeat its row. `wchan` is read once per sustained sleep. A thread that
-sleeps anew in every tick is read at most twice a second; the main thread of a process, for which
-others wait, is read in every tick.
+1.5 µs each) is enough to repeat its row. `wchan` is read once per sustained sleep, and once more
+if it was "0": since Linux 6.12 a sleeping thread can stay queued for a while. A thread that sleeps
+anew in every tick is read at most twice a second; the main thread of a process in every tick.
 
 Sampling only reads. The readings of many threads are parsed later in one batch: the first
 instructions after a sleep miss the processor's caches and cost several times as much as repeated
@@ -369,6 +369,7 @@ class Thread:
         "_name",
         "_place",
         "_prefix",
+        "_repeated_times",
         "_schedstat",
         "_stat",
         "_stat_fd",
@@ -399,9 +400,9 @@ class Thread:
         self._stat_fd, self._wchan_fd = self._stat.fd, -1
         self._times_fd = get_descriptor(self._schedstat)
         self._times: bytes | None = None
-        self._asked, self._asked_ns = b"", -_WCHAN_NS  # wchan
+        self._asked, self._asked_ns, self._place = b"", -_WCHAN_NS, b""  # wchan
         self._asked_times: bytes | None = None
-        self._place = b""
+        self._repeated_times: bytes | None = None
         self._comm, self._name = b"", -1
         self._prefix = b"?"
         self._facts = (0, 0, 0, 0, 0)
@@ -418,8 +419,9 @@ class Thread:
         if times is not None and times == self._times and self.state == _SLEEPING:
             if self._asked_times != times:
                 self._update_wchan(now_ns, True)
-            self._place = self._asked
-            return self, times, b"", self._place
+            elif self._asked == b"0":
+                self._repeat_wchan()
+            return self, times, b"", self._asked
         if times != self._times or times is None:
             self.ran_ns = now_ns
         self._times = times
@@ -522,9 +524,8 @@ class Thread:
     def _update_wchan(self, now_ns: int, asleep_still: bool) -> None:
         """Update where the thread sleeps, reading it only when it may have changed."""
         if self._times is None or self._asked_times != self._times:
-            asleep = asleep_still or self.state == _BLOCKED
-            first = self.pid == self.tid
-            if not (asleep or first) and now_ns - self._asked_ns < _WCHAN_NS:
+            at_once = asleep_still or self.state == _BLOCKED or self.pid == self.tid
+            if not at_once and now_ns - self._asked_ns < _WCHAN_NS:
                 return
             if self._wchan is None:
                 self._wchan = open_task_file(f"{self._base}/wchan", self._descriptors)
@@ -532,6 +533,10 @@ class Thread:
             self._asked = self._wchan.read(128) if self._wchan is not None else b""
             self._asked_ns, self._asked_times = now_ns, self._times
         self._place = self._asked
+
+    def _repeat_wchan(self) -> None:
+        if self._repeated_times != self._times and self._wchan is not None:
+            self._asked, self._repeated_times = self._wchan.read(128), self._times
 
 
 def read_main_threads(
@@ -554,6 +559,8 @@ def read_main_threads(
                 if not thread.state:
                     thread.state = thread.line[thread.line.rindex(b")") + 2]
                 if thread.state == _SLEEPING:
+                    if thread._asked == b"0":
+                        thread._repeat_wchan()
                     readings.append((thread, times, b"", thread._asked))
                     continue
             stat = pread(thread._stat_fd, _STAT_BYTES, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,9 @@ def test_a_sleeping_process_has_its_wait_place_in_every_tick(
     assert process.stdout is not None
     process.stdout.readline()
     rig.pids = [process.pid]
+    end, file = time.monotonic() + 2, Path(f"/proc/{process.pid}/wchan")
+    while file.read_text() == "0" and time.monotonic() < end:
+        time.sleep(0.01)  # it is on its way to sleep, or this kernel shows no place
     latest: list[Row] = []
 
     def is_unchanged(rows: list[Row]) -> bool:
@@ -87,7 +91,7 @@ def test_a_sleeping_process_has_its_wait_place_in_every_tick(
     assert row.pid == row.tid == process.pid
     assert row.on_cpu > 0
     assert row.run_delay >= 0
-    place = Path(f"/proc/{process.pid}/wchan").read_text()
+    place = file.read_text()
     if place == "0":
         assert row.wchan == -1  # this kernel shows no wait place
     else:

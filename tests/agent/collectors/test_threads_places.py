@@ -47,3 +47,22 @@ def test_the_main_threads_wait_place_is_read_in_every_tick(proc: Path) -> None:
     rig = ThreadRig(Roots(proc), [10])
     places = places_of(FakeThread(proc, 10, 10), rig)
     assert places == ["first", "second", "second", "second", "third"]
+
+
+@pytest.mark.parametrize("tid", [10, 11])
+def test_a_place_that_was_not_shown_yet_is_read_once_more(proc: Path, tid: int) -> None:
+    """Since Linux 6.12 a thread that fell asleep can stay queued, and `wchan` is "0" until then."""
+    if tid == 11:
+        FakeThread(proc, 10, 10).set_state("R", "1 1 1")
+    thread = FakeThread(proc, 10, tid)
+    thread.set_state("R", "0 0 1")
+    rig = ThreadRig(Roots(proc), [10])
+    rig.tick()
+
+    def read_place(wchan: str, times: str = "") -> str:
+        thread.set_state("S", times, wchan)
+        row = next(item for item in rig.tick() if item.tid == tid)
+        return "" if row.wchan < 0 else rig.list_wait_places()[row.wchan]
+
+    assert [read_place("0", "9 0 2"), read_place("0"), read_place("late")] == ["", "", ""]
+    assert [read_place("0", "9 0 3"), read_place("nap"), read_place("0")] == ["", "nap", "nap"]

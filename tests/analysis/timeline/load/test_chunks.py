@@ -299,7 +299,7 @@ def test_a_gap_of_a_minute_is_always_reported(tmp_path: Path) -> None:
 def test_damage_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     batches: list[list[Record]] = [[disk((i, i))] for i in range(20)]
     folder = written(tmp_path / "node-1", batches)
-    (segment,) = folder.iterdir()
+    (segment,) = folder.glob("*.cpf")
     whole = bytearray(segment.read_bytes())
     middle = len(whole) // 2
     whole[middle : middle + 4] = b"\xff\x00\xff\x00"
