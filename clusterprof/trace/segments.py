@@ -94,7 +94,8 @@ def find_missing_segments(digests: Collection[str], names: Sequence[str]) -> lis
     """
     listed = sort_segments({*digests, *names})
     first = listed.index(names[0]) if names else len(listed)
-    return [name for name in listed[first:] if name not in names]
+    present = set(names)
+    return [name for name in listed[first:] if name not in present]
 
 
 def merge_segments(folders: Sequence[Path]) -> list[Path]:

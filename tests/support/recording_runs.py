@@ -137,9 +137,13 @@ def find_recorder_pid(job: str) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie.
+
+    The first thread can be one before the others have ended; nobody can wait for the process then.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
 

@@ -21,12 +21,12 @@ from tests.support.accelerators.simulated import (
     HOSTS,
     SITE,
     SimulatedGaudi,
-    is_alive,
     prepend_to_path,
     wait_until,
     write_tool,
     write_tpu,
 )
+from tests.support.recording_runs import is_alive
 
 TOOLS = HOSTS / "trn1-node" / "tools"
 CORES = ["neuron-0-core-0", "neuron-0-core-1", "neuron-1-core-2", "neuron-1-core-3"]

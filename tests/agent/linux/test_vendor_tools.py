@@ -11,7 +11,8 @@ import pytest
 
 from clusterprof.agent.linux import vendor_tools as tools
 from clusterprof.errors import Unavailable
-from tests.support.accelerators.simulated import is_alive, wait_until, write_tool
+from tests.support.accelerators.simulated import wait_until, write_tool
+from tests.support.recording_runs import is_alive
 
 
 def made(folder: Path, script: str) -> list[str]:

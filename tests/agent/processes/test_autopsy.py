@@ -20,6 +20,7 @@ from clusterprof.agent.processes.autopsy import (
 from clusterprof.agent.processes.span_rings import RankProgress, SpanRings
 from clusterprof.analysis.inputs.profiler_traces import read_dumps
 from clusterprof.trace.schema import Event, Record
+from tests.support.recording_runs import is_alive
 
 SECOND = 1_000_000_000
 STANDSTILL = HungRanks(100 * SECOND, 130 * SECOND, 30 * SECOND, SECOND, (11, 12), (13,), ())
@@ -203,13 +204,6 @@ def test_an_endless_hang_command_is_killed_with_its_children(
         hook.check()
     assert not is_alive(int(child))
     assert not is_alive(int(shell))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_excessive_output_of_the_hang_command_is_cut(tmp_path: Path) -> None:

@@ -84,14 +84,6 @@ def wait_until(what: Callable[[], Any]) -> Any:
     raise AssertionError("it never came")
 
 
-def is_alive(pid: int) -> bool:
-    """True while there is a process that is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
 def _replace(path: Path, content: Any) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(content))

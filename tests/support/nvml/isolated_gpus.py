@@ -11,6 +11,7 @@ from clusterprof.agent.collectors.base import Context
 from clusterprof.agent.isolation.collector import IsolatedCollector
 from clusterprof.agent.linux.files import Roots
 from tests.support.nvml.simulated import Scenario, build_library, make_environment
+from tests.support.recording_runs import is_alive
 
 SECOND_NS = 1_000_000_000
 LIVENESS_SECONDS = 20.0
@@ -71,11 +72,3 @@ def wait_for_exit(pids: set[int]) -> None:
     while time.monotonic() < end and any(is_alive(pid) for pid in pids):
         time.sleep(0.02)
     assert [pid for pid in pids if is_alive(pid)] == []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except OSError:
-        return False
-    return state != "Z"
