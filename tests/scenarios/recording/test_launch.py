@@ -285,10 +285,26 @@ def test_the_recorder_exits_within_two_seconds_after_the_job(tmp_path: Path, job
     wait_for_recording(tmp_path / "out")
     agent = find_recorder_pid(job)
     wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    waited_ns = [read_run_delay_ns(agent)]
+
+    def has_ended() -> bool:
+        waited_ns.append(read_run_delay_ns(agent) or waited_ns[-1])
+        return not is_alive(agent)
+
     process.terminate()
     process.wait()
-    wait_until(lambda: not is_alive(agent))
+    wait_until(has_ended)
     (exited,), (stopped,) = (
         list_events(tmp_path / "out", kind) for kind in ("process-exited", "recorder-stopped")
     )
-    assert 0 <= stopped.t_ns - exited.t_ns <= 2_000_000_000
+    # On a busy machine it also waits for a CPU, which is not its own time.
+    took_ns = stopped.t_ns - exited.t_ns
+    assert 0 <= took_ns <= 2_000_000_000 + waited_ns[-1] - waited_ns[0]
+
+
+def read_run_delay_ns(pid: int) -> int:
+    """Read how long the first thread of a process has waited for a CPU; 0 when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except OSError:
+        return 0
