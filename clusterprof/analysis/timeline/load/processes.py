@@ -185,9 +185,18 @@ class ProcessBuffer:
         return processes, self._wchan_names
 
     def _update_identities(self, rows: dict[str, Int]) -> None:
-        """Update parent, start and name of each process to the last values seen."""
+        """Update start and name of each process to the last values seen, its parent to the first.
+
+        A process whose parent ends gets another one, mostly process 1.
+        """
+        first_rows: dict[tuple[int, int], int] = {}
+        for row, process in enumerate(zip(rows["pid"].tolist(), rows["started_ticks"].tolist())):
+            first_rows.setdefault(process, row)
         for row in {pid: row for row, pid in enumerate(rows["pid"].tolist())}.values():
-            pid, parent, ticks, name = (int(rows[column][row]) for column in _IDENTITY_COLUMNS)
+            pid, _, ticks, name = (int(rows[column][row]) for column in _IDENTITY_COLUMNS)
+            parent, known_ticks, _ = self._identities.get(pid, (-1, -1, ""))
+            if parent < 0 or known_ticks != ticks:
+                parent = int(rows["parent_pid"][first_rows[pid, ticks]])
             process_name = self._names[name] if 0 <= name < len(self._names) else ""
             self._identities[pid] = parent, ticks, process_name
 

@@ -172,6 +172,31 @@ def test_process_identity_comes_from_registration_and_process_rows() -> None:
     assert [event.kind for event in chunk.events] == ["process-registered", "oom-kill"]
 
 
+def test_a_process_that_outlives_its_parent_keeps_it() -> None:
+    who = ("t_ns", "pid", "parent_pid", "started_ticks", "name")
+
+    def make_rows(*seen: tuple[int, ...]) -> Rows:
+        return Rows("processes", who, [np.array(column, np.int64) for column in zip(*seen)])
+
+    records: list[Record] = [
+        make_header(),
+        make_rows((ns(0.1), 201, 100, 7, -1), (ns(0.3), 202, 100, 8, -1)),
+        make_rows((ns(0.4), 201, 1, 7, -1)),  # process 100 was killed
+        make_rows((ns(25.1), 201, 1, 7, -1)),  # in another chunk
+        # another process with a used pid
+        make_rows((ns(25.2), 202, 300, 9, -1), (ns(25.3), 202, 1, 9, -1)),
+    ]
+    first, *_, second = build_chunks(records, ns(10))
+    assert {pid: process.parent_pid for pid, process in first.processes.items()} == {
+        201: 100,
+        202: 100,
+    }
+    assert {pid: process.parent_pid for pid, process in second.processes.items()} == {
+        201: 100,
+        202: 300,
+    }
+
+
 def test_a_process_that_ended_is_forgotten() -> None:
     records: list[Record] = [make_header(), Event(0, "process-registered", {"pid": 300})]
     records += [Event(ns(5), "process-exited", {"pid": 300})]
