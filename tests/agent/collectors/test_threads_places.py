@@ -66,3 +66,6 @@ def test_a_place_that_was_not_shown_yet_is_read_once_more(proc: Path, tid: int) 
 
     assert [read_place("0", "9 0 2"), read_place("0"), read_place("late")] == ["", "", ""]
     assert [read_place("0", "9 0 3"), read_place("nap"), read_place("0")] == ["", "nap", "nap"]
+    # Another thread that slept anew within 500 ms is first read when it still sleeps.
+    late = "nap" if tid == 11 else ""
+    assert [read_place("0", "9 0 4"), read_place("0"), read_place("nap")] == ["", "", late]
