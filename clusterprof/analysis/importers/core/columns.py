@@ -42,6 +42,10 @@ class Stream(Protocol):
         """Return the records of [low_ns, high_ns)."""
         ...
 
+    def extend_slice(self, low_ns: int, high_ns: int) -> int:
+        """Return a later end of the slice [low_ns, high_ns), where its records may be rare."""
+        return high_ns
+
 
 def merge_streams(
     streams: Sequence[Stream], first_ns: int, slice_ns: int
@@ -49,6 +53,7 @@ def merge_streams(
     """Merge streams into slices of `slice_ns` and yield the records of each nonempty slice.
 
     Within a slice the records follow the order of the streams. Slices without records are skipped.
+    A slice is longer where all its streams allow it, and ends before the next record of another.
     Many streams of few rows cost no more than few streams of many rows.
     """
     waiting = [(t, n) for n, stream in enumerate(streams) for t in stream.next_ns(first_ns)]
@@ -61,6 +66,8 @@ def merge_streams(
         due = []
         while waiting and waiting[0][0] < high:
             due.append(heapq.heappop(waiting)[1])
+        extended_ns = min(streams[number].extend_slice(low, high) for number in due)
+        high = max(high, min([extended_ns, *(t for t, _ in waiting[:1])]))
         records: list[Record] = []
         for number in sorted(due):
             records += streams[number].records(low, high)
@@ -77,6 +84,8 @@ Narrow = NDArray[np.signedinteger] | int
 _UNREAD_INTERVAL_NS, _MAX_UNREAD_TIMES = 30_000_000_000, 1024
 _MAX_COLUMNS_PER_RECORD = 256
 """Largest number of series in one record, which keeps records small."""
+_MAX_ROWS_OF_LONG_SLICE = 256
+"""Largest number of spans of a process in an extended slice: a record of few rows costs as much."""
 
 
 def pack_column(values: ArrayLike) -> Narrow:
@@ -186,7 +195,7 @@ class BusyCounter:
 
 
 @dataclass(slots=True)
-class _BusyStream:
+class _BusyStream(Stream):
     name: str
     busy: BusyCounter
 
@@ -202,7 +211,7 @@ class _BusyStream:
 
 
 @dataclass(slots=True)
-class _SeriesStream:
+class _SeriesStream(Stream):
     name: str
     t_ns: Int
     columns: list[SignalColumn] = field(default_factory=list)
@@ -334,6 +343,12 @@ class OrderedSpans:
         """Return the next end at or after `after_ns` in a list; an empty list if there is none."""
         row = int(self._end.searchsorted(after_ns))
         return [int(self._end[row])] if row < self._end.size else []
+
+    def extend_slice(self, low_ns: int, high_ns: int) -> int:
+        """Return the end of a slice of at most 256 spans, and at least `high_ns`."""
+        row = int(self._end.searchsorted(low_ns)) + _MAX_ROWS_OF_LONG_SLICE
+        end_ns = self._end[row] if row < self._end.size else self._end[-1] + 1
+        return max(high_ns, int(end_ns))
 
     def between(self, low_ns: int, high_ns: int) -> tuple[int, Int]:
         """Return the spans that ended in [low_ns, high_ns).

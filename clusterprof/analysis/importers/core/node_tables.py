@@ -359,7 +359,7 @@ class NodeTables:
 
 
 @dataclass(slots=True)
-class _EventStream:
+class _EventStream(Stream):
     events: list[Event]
 
     def next_ns(self, after_ns: int) -> list[int]:
@@ -376,13 +376,16 @@ def _get_event_time(event: Event) -> int:
 
 
 @dataclass(slots=True)
-class _SpanStream:
+class _SpanStream(Stream):
     pid: int
     spans: OrderedSpans
     names: dict[int, str]
 
     def next_ns(self, after_ns: int) -> list[int]:
         return self.spans.next_ns(after_ns)
+
+    def extend_slice(self, low_ns: int, high_ns: int) -> int:
+        return self.spans.extend_slice(low_ns, high_ns)
 
     def records(self, low_ns: int, high_ns: int) -> Iterator[Spans]:
         first, table = self.spans.between(low_ns, high_ns)

@@ -32,6 +32,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -563,10 +564,6 @@ class CommonEventDecoder:
 
     def __init__(self, kinds: classify.Kinds) -> None:
         self._categories = [_Category(name, kinds) for name in classify.USED_CATEGORIES]
-        self._unused_types = [
-            _build_event_type(name, [("ph", _UNPAIRED_PHASES, "X")], {"name": _UnusedName})
-            for name in classify.UNUSED_CATEGORIES
-        ]
         self._decoders: dict[bool, Any] = {}
 
     def events(self, text: bytes) -> list[Event] | None:
@@ -586,11 +583,19 @@ class CommonEventDecoder:
     def _build_decoder(self, has_comm: bool) -> Any:
         event_types = [
             category.events(has_comm) for category in self._categories
-        ] + self._unused_types
+        ] + _build_unused_types()
         any_event: Any = event_types[0]
         for event_type in event_types[1:]:
             any_event = any_event | event_type
         return msgspec.json.Decoder(list[any_event])
+
+
+@cache
+def _build_unused_types() -> list[Any]:
+    return [
+        _build_event_type(name, [("ph", _UNPAIRED_PHASES, "X")], {"name": _UnusedName})
+        for name in classify.UNUSED_CATEGORIES
+    ]
 
 
 def _build_event_type(category: str, fields: list[Any], namespace: dict[str, Any]) -> Any:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from clusterprof.analysis.importers.core.columns import BusyCounter, ImportedSpans, pack_column
+from clusterprof.analysis.importers.core.node_tables import NodeTables
 from clusterprof.probe import layout
+from clusterprof.trace.schema import Columns, Spans
 from tests.support.import_results import read_span_table
 
 
@@ -57,6 +59,29 @@ def test_spans_are_returned_in_order_of_their_ends() -> None:
     ]
     assert table[3].tolist() == [1, 8, 8, 5]
     assert ordered.between(21, 99)[1].size == 0
+
+
+def test_a_slice_of_rare_spans_is_longer_and_ends_before_the_next_value() -> None:
+    second = 1_000_000_000
+    node = NodeTables("n1", "test")
+    end_ns = np.arange(1, 1001) * 2 * second
+    node.add_spans(7, layout.STEP, end_ns - second, end_ns, np.arange(1000))
+    node.add_series("gpu.busy_ratio", "gpu0", [100 * second + 5, 101 * second], [0.5, 0.25])
+    slices = []
+    for records in list(node.records())[1:-1]:  # without the first and the last events
+        for record in records:
+            assert isinstance(record, (Columns, Spans))
+            times = record.columns["end_ns"] if isinstance(record, Spans) else record.t_ns
+            slices.append((type(record).__name__, len(times), times[0] / second))
+    # Spans of 2 s each: 50 end before the values, later records hold 256 at most.
+    assert slices == [
+        ("Spans", 50, 2),
+        ("Columns", 2, 100.000000005),
+        ("Spans", 256, 102),
+        ("Spans", 256, 614),
+        ("Spans", 256, 1126),
+        ("Spans", 182, 1638),
+    ]
 
 
 def test_busy_time_edges_are_independent_of_the_slices() -> None:
