@@ -1,12 +1,15 @@
 """What does recording cost a training loop? One recorded job that switches it on and off in turns.
 
-    python bench/overhead_blocks.py [--blocks N] [--ranks N] [--store FILE]
+    python bench/overhead_blocks.py [--blocks N] [--ranks N] [--device-ms MS] [--store FILE]
 
 Two runs of a job differ by several percent on most machines; blocks of steps that follow each other
-differ by far less. The job runs below `clusterprof record`. Every half second it switches: *off*
+differ by far less. The job runs below `clusterprof record`. After each block it switches: *off*
 stops the recorder's processes (SIGSTOP) and ends the probe's thread, *on* lets both go on. The
 hooks on the job's functions stay in; what they cost is known per span, is added to the result, and
 is printed beside it. Printed are the mean of the pairs' ratios and its 95 % bootstrap interval.
+
+With `--device-ms`, each step also sleeps that long, as a rank does that waits for its accelerator:
+many ranks then share a few CPUs without using all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,7 +37,7 @@ import torch.distributed as dist
 
 BLOCK_S = 0.1
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-blocks, out = int(sys.argv[1]), sys.argv[2]
+blocks, out, device_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]) / 1000
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
@@ -47,6 +51,8 @@ def step():
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(data), target).backward()
     optimizer.step()
+    if device_s:
+        time.sleep(device_s)
 
 from _clusterprof_probe import interpreter_lock as watch  # of the recorder above this job
 recorders = [
@@ -69,9 +75,9 @@ def measure_block(steps):
     return time.perf_counter() - begun
 
 atexit.register(switch, True)
-for _ in range(50):
-    step()
-count = torch.tensor([max(1, int(BLOCK_S / (measure_block(100) / 100)))])
+warm_up = 20 if device_s else 100
+measure_block(warm_up // 2)
+count = torch.tensor([max(1, int(BLOCK_S / (measure_block(warm_up) / warm_up)))])
 if WORLD > 1:
     dist.broadcast(count, 0)
 steps, draw, pairs = int(count), random.Random(1), []
@@ -92,14 +98,16 @@ if WORLD > 1:
 """
 
 
-def run_job(blocks: int, ranks: int, folder: Path) -> tuple[list[tuple[float, float]], int]:
+def run_job(
+    blocks: int, ranks: int, device_ms: float, folder: Path
+) -> tuple[list[tuple[float, float]], int]:
     """Run the job below the recorder; return time of blocks with and without it, s, and steps.
 
-    Raises: subprocess.CalledProcessError when it fails.
+    device_ms: sleep of each step. Raises: subprocess.CalledProcessError when it fails.
     """
     script, out = folder / "job.py", folder / "pairs.json"
     script.write_text(JOB)
-    job = [sys.executable, str(script), str(blocks), str(out)]
+    job = [sys.executable, str(script), str(blocks), str(out), str(device_ms)]
     if ranks > 1:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         job = [sys.executable, "-m", *torchrun, *job[1:]]
@@ -132,22 +140,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=400, help="pairs of blocks")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--device-ms", type=float, default=0.0, help="sleep of each step")
     parser.add_argument("--store", type=Path)
     asked = parser.parse_args()
-    busy = read_busy_s()
+    busy_s, began_s = read_busy_s(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="clusterprof-overhead-") as name:
-        pairs, steps = run_job(asked.blocks, asked.ranks, Path(name))
+        pairs, steps = run_job(asked.blocks, asked.ranks, asked.device_ms, Path(name))
+    cpus = os.cpu_count() or 1
+    busy_ratio = (read_busy_s() - busy_s) / (time.monotonic() - began_s) / cpus
     middle, low, high = compare_blocks(pairs)
-    busy = read_busy_s() - busy
     print(
         f"{asked.ranks} ranks, {len(pairs)} pairs of blocks of {steps} steps, "
-        f"{busy:.0f} CPU-s on {os.cpu_count()} CPUs: {middle:+.3f} % ({low:+.3f} to {high:+.3f})"
+        f"{cpus} CPUs {busy_ratio:.0%} busy: {middle:+.3f} % ({low:+.3f} to {high:+.3f})"
     )
     if asked.store:
         known = json.loads(asked.store.read_text()) if asked.store.exists() else {}
-        known[str(asked.ranks)] = {
+        known[f"{asked.ranks} ranks, {asked.device_ms:g} ms"] = {
             "date": datetime.date.today().isoformat(),
-            "cpus": os.cpu_count(),
+            "ranks": asked.ranks,
+            "device_ms": asked.device_ms,
+            "cpus": cpus,
+            "busy_ratio": round(busy_ratio, 2),
             "pairs": len(pairs),
             "percent": [round(value, 3) for value in (middle, low, high)],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from tests.scenarios.faults.guards import GUARDS, UNGUARDED, Guard
@@ -58,13 +59,15 @@ deaths of the process.
 COST_HEAD = """
 ## Cost to the job
 
-A recorded training loop switches recording on and off in turns, every 0.1 s: recorder and probe are
-stopped or go on (`make -C bench overhead-blocks`). Where all CPUs are busy with ranks, the recorder
-takes its time from one of them, and the others wait for that one. What the hooks cost per operation
-is measured apart (bench/README.md).
+A recorded training loop switches recording on and off in turns, after each block of steps: recorder
+and probe are stopped or go on (`make -C bench overhead-blocks`). Two blocks are a pair. A step
+computes on the CPU, exchanges gradients, and sleeps for the time in the second column, as a rank
+does that waits for its accelerator. Where ranks keep all CPUs busy, the recorder takes its time
+from one of them, and the others wait for that one. What the hooks cost per operation is measured
+apart (bench/README.md).
 
-| ranks | pairs of blocks | a step takes longer by | 95 % interval | measured |
-|---|---|---|---|---|
+| ranks | sleep per step | busy CPUs | pairs | a step takes longer by | 95 % interval | measured |
+|---|---|---|---|---|---|---|
 """
 TAIL = """
 ## Again
@@ -111,17 +114,20 @@ def make_pages() -> dict[str, str]:
     lines.append(MUTATIONS_HEAD)
     lines += map(format_mutations, sorted(document.get("mutations", {}).items()))
     lines.append(COST_HEAD)
-    lines += map(format_cost, sorted(json.loads(COST.read_text(encoding="utf-8")).items()))
+    costs = json.loads(COST.read_text(encoding="utf-8")).values()
+    lines += map(format_cost, sorted(costs, key=itemgetter("device_ms", "ranks")))
     lines.append(TAIL)
     return {PAGE: "".join(lines)}
 
 
-def format_cost(entry: tuple[str, Mapping[str, Any]]) -> str:
-    """Return the row of a number of ranks."""
-    ranks, values = entry
+def format_cost(values: Mapping[str, Any]) -> str:
+    """Return the row of one job."""
     mean, low, high = (f"{value:+.3f} %" for value in values["percent"])
-    measured = f"{values['date']}, {values['cpus']} CPUs"
-    return f"| {ranks} | {values['pairs']:,} | {mean} | {low} to {high} | {measured} |\n"
+    sleep = f"{values['device_ms']:g} ms" if values["device_ms"] else "none"
+    ratio = values["busy_ratio"]
+    busy = f"{'?' if ratio is None else format(ratio, '.0%')} of {values['cpus']}"
+    job = f"{values['ranks']} | {sleep} | {busy} | {values['pairs']:,}"
+    return f"| {job} | {mean} | {low} to {high} | {values['date']} |\n"
 
 
 def format_mutations(entry: tuple[str, Mapping[str, Any]]) -> str:
