@@ -30,6 +30,7 @@ from clusterprof.trackers import (
 )
 from tests.support import reports
 from tests.support.commands import make_environment, run_command
+from tests.support.recording_runs import make_job_id
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests/recordings/h200/sleep"
@@ -297,13 +298,14 @@ def test_a_recorded_process_finds_its_recording(tmp_path: Path) -> None:
     """The folder holds another job already, so that the recorder chooses one inside it."""
     first = record(_ASK, tmp_path)
     assert first.stdout.strip() == str(tmp_path / "out"), first.stderr
-    settings = {"SLURM_JOB_ID": "4711", "SLURM_JOB_USER": "ada", "SLURM_JOB_ACCOUNT": "vision"}
+    name = make_job_id("tracker")
+    settings = {"SLURM_JOB_ID": name, "SLURM_JOB_USER": "ada", "SLURM_JOB_ACCOUNT": "vision"}
     second = record(_ASK, tmp_path, **settings, SLURM_PROCID="0", SLURM_NTASKS="1")
     folder = Path(second.stdout.strip())
-    assert folder == tmp_path / "out/4711", second.stderr
+    assert folder == tmp_path / "out" / name, second.stderr
     job = analyze(folder).job
     assert job is not None
-    assert (job.name, job.user, job.account) == ("4711", "ada", "vision")
+    assert (job.name, job.user, job.account) == (name, "ada", "vision")
 
 
 _LIGHTNING = """

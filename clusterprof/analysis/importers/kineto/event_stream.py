@@ -33,7 +33,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Union
 
 import msgspec
 import numpy as np
@@ -581,12 +581,8 @@ class CommonEventDecoder:
         return events  # type: ignore[no-any-return]
 
     def _build_decoder(self, has_comm: bool) -> Any:
-        event_types = [
-            category.events(has_comm) for category in self._categories
-        ] + _build_unused_types()
-        any_event: Any = event_types[0]
-        for event_type in event_types[1:]:
-            any_event = any_event | event_type
+        event_types = [category.events(has_comm) for category in self._categories]
+        any_event: Any = Union[tuple(event_types + _build_unused_types())]  # noqa: UP007
         return msgspec.json.Decoder(list[any_event])
 
 
