@@ -144,7 +144,10 @@ def main() -> int:
     parser.add_argument("--store", type=Path)
     asked = parser.parse_args()
     busy_s, began_s = read_busy_s(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="clusterprof-overhead-") as name:
+    # The recorder may write its last frame while the folder is removed.
+    with tempfile.TemporaryDirectory(
+        prefix="clusterprof-overhead-", ignore_cleanup_errors=True
+    ) as name:
         pairs, steps = run_job(asked.blocks, asked.ranks, asked.device_ms, Path(name))
     cpus = os.cpu_count() or 1
     busy_ratio = (read_busy_s() - busy_s) / (time.monotonic() - began_s) / cpus
