@@ -5,8 +5,8 @@
 Two runs of a job differ by several percent on most machines; blocks of steps that follow each other
 differ by far less. The job runs below `clusterprof record`. After each block it switches: *off*
 stops the recorder's processes (SIGSTOP) and ends the probe's thread, *on* lets both go on. The
-hooks on the job's functions stay in; what they cost is known per span, is added to the result, and
-is printed beside it. Printed are the mean of the pairs' ratios and its 95 % bootstrap interval.
+hooks on the job's functions stay in: `span_cost.py` and `collective_cost.py` measure them. Printed
+are the mean of the pairs' ratios and its 95 % bootstrap interval.
 
 With `--device-ms`, each step also sleeps that long, as a rank does that waits for its accelerator:
 many ranks then share a few CPUs without using all of them.

@@ -125,7 +125,7 @@ def format_cost(values: Mapping[str, Any]) -> str:
     mean, low, high = (f"{value:+.3f} %" for value in values["percent"])
     sleep = f"{values['device_ms']:g} ms" if values["device_ms"] else "none"
     ratio = values["busy_ratio"]
-    busy = f"{'?' if ratio is None else format(ratio, '.0%')} of {values['cpus']}"
+    busy = "not recorded" if ratio is None else f"{ratio:.0%} of {values['cpus']}"
     job = f"{values['ranks']} | {sleep} | {busy} | {values['pairs']:,}"
     return f"| {job} | {mean} | {low} to {high} | {values['date']} |\n"
 

@@ -43,7 +43,7 @@ class Stream(Protocol):
         ...
 
     def extend_slice(self, low_ns: int, high_ns: int) -> int:
-        """Return a later end of the slice [low_ns, high_ns), where its records may be rare."""
+        """Return the latest end for a slice that starts at `low_ns`: `high_ns`, or later."""
         return high_ns
 
 
@@ -85,7 +85,7 @@ _UNREAD_INTERVAL_NS, _MAX_UNREAD_TIMES = 30_000_000_000, 1024
 _MAX_COLUMNS_PER_RECORD = 256
 """Largest number of series in one record, which keeps records small."""
 _MAX_ROWS_OF_LONG_SLICE = 256
-"""Largest number of spans of a process in an extended slice: a record of few rows costs as much."""
+"""Largest number of spans of a process in a long slice; one span costs about as much as 256."""
 
 
 def pack_column(values: ArrayLike) -> Narrow:
@@ -345,7 +345,7 @@ class OrderedSpans:
         return [int(self._end[row])] if row < self._end.size else []
 
     def extend_slice(self, low_ns: int, high_ns: int) -> int:
-        """Return the end of a slice of at most 256 spans, and at least `high_ns`."""
+        """Return the end of a slice of 256 spans from `low_ns`; `high_ns` if that is later."""
         row = int(self._end.searchsorted(low_ns)) + _MAX_ROWS_OF_LONG_SLICE
         end_ns = self._end[row] if row < self._end.size else self._end[-1] + 1
         return max(high_ns, int(end_ns))
